@@ -1,0 +1,1 @@
+"""The compiler: checkpoint → canonical graphs → engines → checks → bundle."""

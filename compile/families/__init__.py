@@ -1,0 +1,1 @@
+"""What is particular to each model family; the export itself is common."""

@@ -1,0 +1,1 @@
+"""Rules that turn canonical graphs into what a target runs best."""

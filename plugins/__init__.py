@@ -1,0 +1,1 @@
+"""Custom operators: reference arithmetic, ONNX function body, kernels."""

@@ -1,0 +1,1 @@
+"""The runtime: from messages and images to text, on the engines of a bundle."""

@@ -1,0 +1,1 @@
+"""Pixels and token ids, equal to what each family's transformers processor gives."""
