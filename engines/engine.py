@@ -1,0 +1,90 @@
+"""What every backend offers: named tensors, buffers allocated once, steps that run on bound buffers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from .errors import EngineError
+
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, numpy dtype name and shape of an input or output; strings in the shape are free dimensions."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def check(self, buffer: "Buffer") -> None:
+        """Raise EngineError unless `buffer` has this dtype and fits this shape."""
+        fits = len(buffer.shape) == len(self.shape) and all(
+            isinstance(want, str) or want == have for want, have in zip(self.shape, buffer.shape, strict=True)
+        )
+        if not fits or np.dtype(self.dtype) != buffer.dtype:
+            shape = "×".join(map(str, self.shape))
+            found = "×".join(map(str, buffer.shape))
+            raise EngineError(f"{self.name}: found {buffer.dtype} {found}; the engine takes {self.dtype} {shape}")
+
+
+class Buffer(Protocol):
+    """Memory that an engine can read and write. `array` is its view from the host."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> "np.dtype[np.generic]": ...
+
+    @property
+    def array(self) -> Array: ...
+
+    def row(self, start: int, stop: int) -> "Buffer":
+        """The same memory, rows `start` to `stop` of the first dimension."""
+        ...
+
+
+class Step(Protocol):
+    """An engine bound to buffers; `run` reads the inputs and writes the outputs in place, allocating nothing."""
+
+    def run(self) -> None: ...
+
+
+class Engine(Protocol):
+    """A graph built for one target and loaded. Steps of one engine may run in several threads."""
+
+    @property
+    def inputs(self) -> Mapping[str, TensorSpec]: ...
+
+    @property
+    def outputs(self) -> Mapping[str, TensorSpec]: ...
+
+    def allocate(self, shape: Sequence[int], dtype: DTypeLike) -> Buffer:
+        """Zeroed memory that `bind` takes."""
+        ...
+
+    def bind(self, buffers: Mapping[str, Buffer]) -> Step:
+        """Bind a buffer to every input and to the wanted outputs. The same buffer may serve as an input and an output.
+
+        Raises EngineError for an unknown or missing name, another dtype, or a shape that does not fit.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def check_binding(engine: Engine, buffers: Mapping[str, Buffer]) -> None:
+    """Raise EngineError unless `buffers` names every input, nothing unknown, and fits dtypes and shapes."""
+    for name, buffer in buffers.items():
+        spec = engine.inputs.get(name) or engine.outputs.get(name)
+        if spec is None:
+            known = ", ".join([*engine.inputs, *engine.outputs])
+            raise EngineError(f"{name}: the engine has no such tensor; it has {known}")
+        spec.check(buffer)
+    missing = [name for name in engine.inputs if name not in buffers]
+    if missing:
+        raise EngineError(f"{', '.join(missing)}: no buffer bound; every input of the engine needs one")

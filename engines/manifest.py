@@ -1,0 +1,174 @@
+"""The manifest of a bundle: what was compiled, from what, for what, and the hash of every file."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Literal
+
+from .errors import ManifestError
+from .schema import decode, encode
+
+FORMAT = "speceyes-bundle"
+VERSION = 1
+MAX_BYTES = 4 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of the bundle: path relative to its folder, size in bytes, SHA-256 in hexadecimal digits."""
+
+    path: str
+    size: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        check_path(self.path)
+        if self.size < 0:
+            raise ManifestError(f"size of {self.path}: found {self.size}; it cannot be negative")
+        if not _SHA256.fullmatch(self.sha256):
+            raise ManifestError(f"sha256 of {self.path}: found {self.sha256[:70]!r}; 64 hexadecimal digits are expected")
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """An input or output as the engine declares it; strings in the shape are free dimensions."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """One part lowered for one target.
+
+    `min_width`: fewest token rows in a step for which every width gives bit-identical results.
+    `cost_ms`: measured milliseconds of a step, by width (decoder) or of one tile (vision).
+    `accuracy`: the figures of the check against the fp32 model, with the bounds that were applied.
+    """
+
+    path: str
+    precision: str
+    inputs: tuple[TensorEntry, ...]
+    outputs: tuple[TensorEntry, ...]
+    weight_bytes: int
+    min_width: int = 1
+    options: dict[str, str] = field(default_factory=dict)
+    cost_ms: dict[str, float] = field(default_factory=dict)
+    accuracy: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_path(self.path)
+
+
+@dataclass(frozen=True)
+class TargetEntry:
+    """The engines built for one target and the versions they were built with."""
+
+    versions: dict[str, str]
+    engines: dict[str, EngineEntry]
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """What every part of the runtime has to agree on about the model."""
+
+    family: str
+    architecture: str
+    hidden: int
+    vocabulary: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context_length: int
+    rope: Literal["default", "mrope", "learned"]
+    eos_token_ids: tuple[int, ...]
+    parameters: int
+    image_token_id: int | None = None
+    bos_token_id: int | None = None
+    pad_token_id: int | None = None
+    hidden_taps: tuple[str, ...] = ("hidden",)
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "vocabulary", "layers", "heads", "kv_heads", "head_dim", "context_length"):
+            if getattr(self, name) < 1:
+                raise ManifestError(f"{name}: found {getattr(self, name)}; at least 1 is expected")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the model came from: the checkpoint's name, the hash of its files, the versions that exported it."""
+
+    checkpoint: str
+    checkpoint_sha256: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """See docs/bundle.md for the format."""
+
+    model: ModelEntry
+    provenance: Provenance
+    processing_sha256: str
+    tokenizer_sha256: str
+    targets: dict[str, TargetEntry]
+    files: tuple[FileEntry, ...]
+    format: str = FORMAT
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ManifestError(f"format: found {self.format!r}; {FORMAT!r} is expected")
+        if self.version != VERSION:
+            raise ManifestError(
+                f"version: found {self.version}; this release reads version {VERSION}; "
+                "build the bundle again with `speceyes-compile build`"
+            )
+        paths = [entry.path for entry in self.files]
+        if len(set(paths)) != len(paths):
+            raise ManifestError("files: a path is listed twice")
+        for target, build in self.targets.items():
+            for part, engine in build.engines.items():
+                if engine.path not in paths:
+                    raise ManifestError(f"targets.{target}.engines.{part}.path: {engine.path!r} is not in files")
+
+
+def check_path(path: str) -> None:
+    """Raise ManifestError unless `path` is a plain relative path that stays inside the bundle on every system."""
+    parts = PurePosixPath(path).parts
+    plain = parts and all(p not in (".", "..") for p in parts) and "/".join(parts) == path
+    if not plain or path.startswith("/") or re.search(r'[\\:*?"<>|\x00-\x1f]', path) or path == "manifest.json":
+        raise ManifestError(f"path: found {path[:80]!r}; a plain path inside the bundle is expected")
+
+
+def loads(data: bytes) -> Manifest:
+    """Read a manifest from untrusted bytes. Raises ManifestError for anything that is not a valid one."""
+    if len(data) > MAX_BYTES:
+        raise ManifestError(f"manifest.json: found {len(data)} bytes; at most {MAX_BYTES} are allowed")
+    try:
+        value = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except ManifestError:
+        raise
+    except (ValueError, RecursionError) as fault:
+        raise ManifestError(f"manifest.json: not valid JSON ({fault})") from None
+    return decode(Manifest, value, "manifest", ManifestError)
+
+
+def dumps(manifest: Manifest) -> bytes:
+    """Canonical JSON: sorted keys, two spaces, a final newline."""
+    return (json.dumps(encode(manifest), indent=2, sort_keys=True) + "\n").encode()
+
+
+def _refuse_constant(name: str) -> float:
+    raise ManifestError(f"manifest.json: found {name}; numbers are finite")
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ManifestError("manifest.json: a key stands twice in one mapping")
+    return found

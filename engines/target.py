@@ -1,0 +1,68 @@
+"""Targets: for each, whether this machine can run it and how its engines are loaded."""
+
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from .bundle import Bundle
+from .engine import Engine
+from .errors import EngineError
+from .manifest import TargetEntry
+from .schema import nearest
+
+
+@dataclass(frozen=True)
+class Target:
+    """`refusal` gives the reason why this machine cannot run a build, or None; `load` opens one engine file."""
+
+    name: str
+    refusal: Callable[[TargetEntry], str | None]
+    load: Callable[[Path, int | None, dict[str, str]], Engine]
+
+
+def _refuse_onnxruntime(build: TargetEntry) -> str | None:
+    have = importlib.metadata.version("onnxruntime")
+    built = build.versions.get("onnxruntime", have)
+    if tuple(map(int, have.split(".")[:2])) < tuple(map(int, built.split(".")[:2])):
+        return f"built for ONNX Runtime {built}, this is {have}; `pip install 'onnxruntime>={built}'`"
+    return None
+
+
+def _load_onnxruntime(path: Path, threads: int | None, options: dict[str, str]) -> Engine:
+    from .onnxruntime import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine(path, threads=threads, options=options)
+
+
+# Best first: loading takes the first that the bundle holds and the machine can run.
+TARGETS = MappingProxyType({t.name: t for t in (Target("onnxruntime-cpu", _refuse_onnxruntime, _load_onnxruntime),)})
+
+
+def find_target(name: str) -> Target:
+    """The target of that name. Raises EngineError naming the known ones."""
+    if name not in TARGETS:
+        raise EngineError(f"target {name!r}: unknown; {nearest(name, TARGETS)}")
+    return TARGETS[name]
+
+
+def choose_target(bundle: Bundle, wanted: str | None = None) -> tuple[Target, dict[str, str]]:
+    """The best target that the bundle holds and this machine can run, and why others were passed over.
+
+    Raises EngineError when none fits, with the reason for each.
+    """
+    builds = bundle.manifest.targets
+    if wanted is not None and wanted not in builds:
+        held = ", ".join(builds)
+        raise EngineError(f"target {wanted!r}: the bundle holds {held}; build it with `--target {wanted}`")
+    passed: dict[str, str] = {}
+    for name in [wanted] if wanted else [*(t for t in TARGETS if t in builds), *(b for b in builds if b not in TARGETS)]:
+        if name not in TARGETS:
+            passed[name] = "this release does not know the target"
+        elif reason := TARGETS[name].refusal(builds[name]):
+            passed[name] = reason
+        else:
+            return TARGETS[name], passed
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in passed.items())
+    raise EngineError(f"no engine of the bundle runs here: {reasons}")
