@@ -77,8 +77,8 @@ class Bundle:
 def write_bundle(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary folder to fill; on success rename it to `path`, replacing a bundle that stands there.
 
-    On any exception, Ctrl-C included, the folder is removed and `path` is left as it was. Raises BundleError when `path`
-    exists and is not a bundle.
+    On any exception, Ctrl-C included, the folder is removed and `path` is left as it was.
+    Raises BundleError when `path` exists and is not a bundle.
     """
     target = Path(path)
     if target.exists() and not (target / MANIFEST).is_file():

@@ -28,7 +28,7 @@ class FileEntry:
         if self.size < 0:
             raise ManifestError(f"size of {self.path}: found {self.size}; it cannot be negative")
         if not _SHA256.fullmatch(self.sha256):
-            raise ManifestError(f"sha256 of {self.path}: found {self.sha256[:70]!r}; 64 hexadecimal digits are expected")
+            raise ManifestError(f"sha256 of {self.path}: found {self.sha256[:70]!r}; 64 hexadecimal digits wanted")
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class HostBuffer:
 
 
 class OnnxRuntimeStep:
-    """One IOBinding, kept: rebinding some sixty cache buffers at each step would cost more than the host's whole work."""
+    """One IOBinding, kept: binding some sixty cache buffers anew at each step would cost more than the host's work."""
 
     def __init__(self, session: ort.InferenceSession, binding: ort.IOBinding, buffers: Mapping[str, Buffer]) -> None:
         self._session, self._binding, self._buffers = session, binding, buffers

@@ -15,8 +15,8 @@ T = TypeVar("T")
 def decode(cls: type[T], value: Any, where: str, error: type[SpecEyesError] = ConfigError) -> T:
     """Turn plain values into an instance of the dataclass `cls`.
 
-    Handles nested dataclasses, `tuple[X, ...]`, `dict[str, X]`, unions, `Literal` and scalars; ints are taken for floats,
-    bools never for ints. `where` names the value in messages (`manifest.files[3].size`).
+    Handles nested dataclasses, `tuple[X, ...]`, `dict[str, X]`, unions, `Literal` and scalars;
+    ints are taken for floats, bools never for ints. `where` names the value in messages (`manifest.files[3].size`).
     Raises `error` for an unknown key (naming the nearest known one), a missing key, or a value of another type.
     """
     if not isinstance(value, Mapping):

@@ -57,7 +57,8 @@ def choose_target(bundle: Bundle, wanted: str | None = None) -> tuple[Target, di
         held = ", ".join(builds)
         raise EngineError(f"target {wanted!r}: the bundle holds {held}; build it with `--target {wanted}`")
     passed: dict[str, str] = {}
-    for name in [wanted] if wanted else [*(t for t in TARGETS if t in builds), *(b for b in builds if b not in TARGETS)]:
+    ranked = [*(name for name in TARGETS if name in builds), *(name for name in builds if name not in TARGETS)]
+    for name in [wanted] if wanted else ranked:
         if name not in TARGETS:
             passed[name] = "this release does not know the target"
         elif reason := TARGETS[name].refusal(builds[name]):
