@@ -1,0 +1,156 @@
+"""The decoder engine and its cache: one forward pass over ragged rows, lengths that move forward and back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engines.engine import Buffer, Engine, Step
+from ..engines.errors import EngineError
+from ..engines.manifest import ModelEntry
+
+Ids = NDArray[np.int64]
+Logits = NDArray[np.float32]
+CAPACITY_STEP = 64
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Buffers of one shape of pass and the step bound to them."""
+
+    buffers: Mapping[str, Buffer]
+    step: Step
+
+
+class Decoder:
+    """The decoder engine of a bundle."""
+
+    def __init__(self, engine: Engine, model: ModelEntry, min_width: int) -> None:
+        self.engine, self.model, self.min_width = engine, model, min_width
+        self.has_vision = "image_features" in engine.inputs
+        self._no_features = engine.allocate((1, model.hidden), np.float32)
+
+    def open(self, rows: int, tokens: int) -> "Cache":
+        """A cache for `rows` sequences of at most `tokens` tokens each."""
+        return Cache(self, rows, tokens)
+
+
+class Cache:
+    """K and V of up to `rows` sequences in buffers of fixed capacity; `lengths` int64 [rows] says how much is live."""
+
+    def __init__(self, decoder: Decoder, rows: int, tokens: int) -> None:
+        self._decoder = decoder
+        capacity = -(-(tokens + decoder.min_width) // CAPACITY_STEP) * CAPACITY_STEP
+        self.lengths = np.zeros(rows, np.int64)
+        self.capacity = capacity
+        model, engine = decoder.model, decoder.engine
+        self._layers: dict[str, Buffer] = {}
+        for name, spec in engine.inputs.items():
+            if name.startswith("cache_"):
+                shape = (rows, model.kv_heads, capacity, model.head_dim)
+                self._layers[name.removeprefix("cache_")] = engine.allocate(shape, spec.dtype)
+        self._passes: dict[tuple[int, int, bool], _Pass] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for K and V."""
+        return sum(buffer.array.nbytes for buffer in self._layers.values())
+
+    def prefill(self, row: int, ids: Ids, positions: Ids, index: Ids, features: Buffer | None, chunk: int) -> Logits:
+        """Run a prompt through the decoder in chunks of at most `chunk` tokens.
+
+        `ids` and `index` (feature row, −1 for text) int64 [tokens]; `positions` int64 [tokens] or [3, tokens]; `features`
+        float32 [features, hidden]. Returns float32 [vocabulary], the logits after the last token; valid until the next
+        call.
+        """
+        passed: _Pass | None = None
+        for start in range(0, len(ids), chunk):
+            part = slice(start, start + chunk)
+            tokens = ids[part]
+            width = max(len(tokens), self._decoder.min_width)
+            if passed is None or passed.buffers["input_ids"].shape[1] != width:
+                passed = self._bind(slice(row, row + 1), width, every=False, features=features)
+            counts = np.array([len(tokens)])
+            self._fill(passed, slice(row, row + 1), tokens[None], positions[..., None, part], counts, index[None, part])
+            passed.step.run()
+            self.lengths[row] += len(tokens)
+        if passed is None:
+            raise EngineError("prefill: found no tokens; at least one is needed")
+        return passed.buffers["logits"].array[0]
+
+    def forward(self, ids: Ids, positions: Ids, counts: Ids, *, every: bool = False) -> Logits:
+        """One pass over the first rows of the cache.
+
+        `ids` int64 [rows, width]; `positions` int64 [rows, width] or [3, rows, width]; `counts` int64 [rows], the real
+        tokens of each row, the rest is padding. Appends them to the cache. Returns float32 logits, valid until the next
+        call: [rows, vocabulary] after each row's last token, or [rows, width, vocabulary] with `every`. A pass narrower
+        than the engine's minimal width is padded, since its results would not be bit-identical to those of wider ones.
+        """
+        rows, width = ids.shape
+        wide = max(width, self._decoder.min_width)
+        key = (rows, wide, every)
+        if key not in self._passes:
+            self._passes[key] = self._bind(slice(0, rows), wide, every=every, features=None)
+        passed = self._passes[key]
+        self._fill(passed, slice(0, rows), ids, positions, counts, None)
+        passed.step.run()
+        self.lengths[:rows] += counts
+        logits = passed.buffers["logits"].array
+        return logits.reshape(rows, wide, -1)[:, :width] if every else logits
+
+    def rewind(self, row: int, length: int) -> None:
+        """Forget everything of `row` after its first `length` tokens; copies nothing."""
+        if not 0 <= length <= self.lengths[row]:
+            raise EngineError(f"rewind: found length {length}; row {row} holds {self.lengths[row]} tokens")
+        self.lengths[row] = length
+
+    def move(self, source: int, target: int) -> None:
+        """Put the sequence of row `source` into row `target`."""
+        length = self.lengths[source]
+        for buffer in self._layers.values():
+            buffer.array[target, :, :length] = buffer.array[source, :, :length]
+        self.lengths[target] = length
+
+    def _bind(self, rows: slice, width: int, *, every: bool, features: Buffer | None) -> _Pass:
+        decoder, engine = self._decoder, self._decoder.engine
+        count = rows.stop - rows.start
+        logits = count * width if every else count
+        shapes: dict[str, Sequence[int]] = {
+            "input_ids": (count, width),
+            "feature_index": (count, width),
+            "position_ids": (3, count, width) if decoder.model.rope == "mrope" else (count, width),
+            "write_index": (count,),
+            "kv_length": (count,),
+            "logit_index": (logits,),
+            "logits": (logits, decoder.model.vocabulary),
+            "hidden": (logits, decoder.model.hidden),
+        }
+        specs = {**engine.inputs, **engine.outputs}
+        buffers: dict[str, Buffer] = {
+            name: engine.allocate(shape, specs[name].dtype) for name, shape in shapes.items() if name in specs
+        }
+        if decoder.has_vision:
+            buffers["feature_index"].array[:] = -1
+            buffers["image_features"] = features or decoder._no_features
+        if every:
+            buffers["logit_index"].array[:] = np.arange(logits)
+        for name, layer in self._layers.items():
+            buffers[f"cache_{name}"] = buffers[f"present_{name}"] = layer.row(rows.start, rows.stop)
+        return _Pass(buffers, engine.bind(buffers))
+
+    def _fill(self, passed: _Pass, rows: slice, ids: Ids, positions: Ids, counts: Ids, index: Ids | None) -> None:
+        buffers = passed.buffers
+        width, wide = ids.shape[1], buffers["input_ids"].shape[1]
+        lengths = self.lengths[rows]
+        if lengths.max() + wide > self.capacity:
+            raise EngineError(f"cache: {lengths.max()} + {wide} tokens do not fit in its capacity of {self.capacity}")
+        buffers["input_ids"].array[:, :width] = ids
+        buffers["position_ids"].array[..., :width] = positions
+        buffers["position_ids"].array[..., width:] = positions[..., -1:]
+        buffers["write_index"].array[:] = lengths
+        buffers["kv_length"].array[:] = lengths + counts
+        if index is not None and "feature_index" in buffers:
+            buffers["feature_index"].array[:, :width] = index
+        if len(buffers["logit_index"].array) == len(lengths):
+            buffers["logit_index"].array[:] = np.arange(len(lengths)) * wide + counts - 1

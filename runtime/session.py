@@ -1,0 +1,164 @@
+"""A loaded bundle: `load`, then `generate`, `generate_batch` or `stream`."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from ..engines.bundle import Bundle
+from ..engines.errors import BundleError, ContextLengthError, RequestError
+from ..engines.manifest import EngineEntry, Manifest
+from ..engines.target import Target, choose_target
+from .decoder import Decoder
+from .generation import Engines, Row, generate
+from .options import Options
+from .processing.processor import ImageSource, Processor
+from .results import Result
+from .vision import Vision
+
+Messages = str | Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One item of a batch: see `Model.generate` for the meaning of the fields."""
+
+    messages: Messages | None = None
+    prompt: str | None = None
+    images: Sequence[ImageSource] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Stream:
+    """Pieces of an answer as they are settled, each of whole characters. Closing it cancels the request."""
+
+    def __init__(self, row: Row, pieces: Iterator[str]) -> None:
+        self._row, self._pieces = row, pieces
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    @property
+    def result(self) -> Result:
+        """The whole answer; reads what is left of it."""
+        for _ in self._pieces:
+            pass
+        return self._row.result()
+
+    def close(self) -> None:
+        """Stop generating; `result` then has what was settled so far and the finish reason `cancelled`."""
+        self._pieces.close()  # type: ignore[attr-defined]
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Model:
+    """The engines of a bundle, ready to answer. Several threads may use one model."""
+
+    def __init__(self, bundle: Bundle, target: Target, threads: int | None, passed_over: dict[str, str]) -> None:
+        self.manifest: Manifest = bundle.manifest
+        self.target = target.name
+        self.passed_over = passed_over
+        self.processor = Processor.load(bundle.path)
+        entries = self.manifest.targets[target.name].engines
+        if "decoder" not in entries:
+            raise BundleError(f"targets.{target.name}.engines: found {', '.join(entries)}; a decoder is needed")
+        self._loaded = {
+            part: target.load(bundle.path / entry.path, threads, entry.options) for part, entry in entries.items()
+        }
+        decoder: EngineEntry = entries["decoder"]
+        vision = self._loaded.get("vision")
+        model = self.manifest.model
+        self._engines = Engines(
+            Decoder(self._loaded["decoder"], model, decoder.min_width),
+            Vision(vision, model.hidden) if vision else None,
+            self.processor.tokenizer,
+            frozenset(model.eos_token_ids),
+        )
+
+    def generate(
+        self,
+        messages: Messages | None = None,
+        *,
+        prompt: str | None = None,
+        images: Sequence[ImageSource] = (),
+        **options: Any,
+    ) -> Result:
+        """Answer a conversation.
+
+        `messages`: a list of `{"role", "content"}`, or a text that stands for one user turn with `images` before it.
+        `prompt`: raw text instead, without the chat template. `images`: paths, bytes, PIL images or uint8 arrays for the
+        image placeholders, in order. Options are the fields of `Options`. Raises RequestError or one of its kinds.
+        """
+        return self.stream(messages, prompt=prompt, images=images, **options).result
+
+    def stream(
+        self,
+        messages: Messages | None = None,
+        *,
+        prompt: str | None = None,
+        images: Sequence[ImageSource] = (),
+        **options: Any,
+    ) -> Stream:
+        """As `generate`, giving the text piece by piece. What is wrong with the request is raised here, not later."""
+        row = self._row(Request(messages, prompt, images, options))
+        return Stream(row, (piece for _, piece in generate(self._engines, [row]) if piece))
+
+    def generate_batch(self, requests: Sequence[Request]) -> list[Result]:
+        """Answer several requests in shared decoding steps; each answer equals the one it would get alone."""
+        if not requests:
+            return []
+        rows = [self._row(request) for request in requests]
+        for _ in generate(self._engines, rows):
+            pass
+        return [row.result() for row in rows]
+
+    def close(self) -> None:
+        """Free the engines; the model cannot answer afterwards."""
+        for engine in self._loaded.values():
+            engine.close()
+
+    def __enter__(self) -> "Model":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _row(self, request: Request) -> Row:
+        began = time.perf_counter()
+        options = Options.make(request.options)
+        prompt = self.processor.prepare(request.messages, prompt=request.prompt, images=request.images)
+        if prompt.tiles and self._engines.vision is None:
+            raise RequestError("images: this bundle answers text only")
+        length, context = len(prompt.token_ids), self.manifest.model.context_length
+        if length + options.max_new_tokens > context:
+            raise ContextLengthError(
+                f"prompt: {length} tokens ({int((prompt.feature_index >= 0).sum())} of images) and "
+                f"max_new_tokens {options.max_new_tokens} exceed the context length of {context}; "
+                "shorten the prompt, send fewer or smaller images, or lower max_new_tokens"
+            )
+        row = Row(prompt, options, self._engines)
+        row.stats.add("process", time.perf_counter() - began)
+        return row
+
+
+def load(
+    bundle: str | os.PathLike[str], *, target: str | None = None, threads: int | None = None, verify: bool = True
+) -> Model:
+    """Load a bundle for answering.
+
+    `target`: one of the bundle's targets, the best that runs here when None. `threads`: cores to use, all when None.
+    `verify`: hash every file first. Raises BundleError for a bad bundle, EngineError when no target runs here.
+    """
+    opened = Bundle.open(bundle, verify=verify)
+    chosen, passed_over = choose_target(opened, target)
+    return Model(opened, chosen, threads, passed_over)
