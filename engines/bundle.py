@@ -120,9 +120,15 @@ def _replace(folder: Path, target: Path) -> None:
         folder.rename(target)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.absolute().parent))
-    target.rename(old / target.name)
-    folder.rename(target)
-    shutil.rmtree(old)
+    try:
+        target.rename(old / target.name)
+        folder.rename(target)
+    except BaseException:
+        if not target.exists():
+            (old / target.name).rename(target)
+        raise
+    finally:
+        shutil.rmtree(old)
 
 
 def _walk(folder: Path) -> Iterator[str]:

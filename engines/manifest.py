@@ -1,9 +1,9 @@
 """The manifest of a bundle: what was compiled, from what, for what, and the hash of every file."""
 
 import json
+import math
 import re
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Literal
 
 from .errors import ManifestError
@@ -13,6 +13,9 @@ FORMAT = "speceyes-bundle"
 VERSION = 1
 MAX_BYTES = 4 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_PATH = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+_MAX_PATH = 200
+MAX_WIDTH = 1024
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class EngineEntry:
 
     def __post_init__(self) -> None:
         check_path(self.path)
+        if not 1 <= self.min_width <= MAX_WIDTH:
+            raise ManifestError(f"min_width: found {self.min_width}; 1 to {MAX_WIDTH} is allowed")
 
 
 @dataclass(frozen=True)
@@ -139,10 +144,12 @@ class Manifest:
 
 def check_path(path: str) -> None:
     """Raise ManifestError unless `path` is a plain relative path that stays inside the bundle on every system."""
-    parts = PurePosixPath(path).parts
-    plain = parts and all(p not in (".", "..") for p in parts) and "/".join(parts) == path
-    if not plain or path.startswith("/") or re.search(r'[\\:*?"<>|\x00-\x1f]', path) or path == "manifest.json":
-        raise ManifestError(f"path: found {path[:80]!r}; a plain path inside the bundle is expected")
+    plain = len(path) <= _MAX_PATH and _PATH.fullmatch(path) and not {".", ".."} & set(path.split("/"))
+    if not plain or path == "manifest.json":
+        raise ManifestError(
+            f"path: found {path[:80]!r}; a path inside the bundle is expected, of letters, digits and `_.-/`, "
+            f"at most {_MAX_PATH} characters"
+        )
 
 
 def loads(data: bytes) -> Manifest:
@@ -150,7 +157,7 @@ def loads(data: bytes) -> Manifest:
     if len(data) > MAX_BYTES:
         raise ManifestError(f"manifest.json: found {len(data)} bytes; at most {MAX_BYTES} are allowed")
     try:
-        value = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        value = json.loads(data, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
     except ManifestError:
         raise
     except (ValueError, RecursionError) as fault:
@@ -165,6 +172,11 @@ def dumps(manifest: Manifest) -> bytes:
 
 def _refuse_constant(name: str) -> float:
     raise ManifestError(f"manifest.json: found {name}; numbers are finite")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse_constant(text[:20])
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

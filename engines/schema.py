@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ def decode(cls: type[T], value: Any, where: str, error: type[SpecEyesError] = Co
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in value:
         if key not in fields:
-            raise error(f"{where}.{key}: unknown key; {nearest(str(key), fields)}")
+            raise error(f"{where}.{str(key)[:60]}: unknown key; {nearest(str(key), fields)}")
     hints = typing.get_type_hints(cls)
     arguments = {}
     for name, field in fields.items():
@@ -99,7 +100,7 @@ def _decode_union(args: tuple[Any, ...], value: Any, where: str, error: type[Spe
 
 
 def _decode_scalar(hint: Any, value: Any, where: str, error: type[SpecEyesError]) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
         return float(value)
     if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value

@@ -1,0 +1,204 @@
+"""The recipe: every choice a build can make, once, with its default."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from ..engines.errors import ConfigError
+from ..engines.schema import decode, encode
+from ..engines.target import TARGETS, find_target
+
+PARTS = ("decoder", "vision")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Weights of each part. `int8`: one scale per output channel, activations scaled row by row. `int4`: blocks of 32."""
+
+    decoder: Literal["fp32", "int8", "int4"] = "int8"
+    vision: Literal["fp32", "int8"] = "fp32"
+
+
+@dataclass(frozen=True)
+class DecoderBounds:
+    """What the engine's logits have to reach beside the fp32 model's, over every text position.
+
+    `cosine`: lowest cosine of one position. `agreement`: share of positions with the same best token.
+    `divergence`: highest Kullback-Leibler divergence of one position, in nats.
+    """
+
+    cosine: float
+    agreement: float
+    divergence: float
+
+    def __post_init__(self) -> None:
+        _check_range("cosine", self.cosine, -1, 1)
+        _check_range("agreement", self.agreement, 0, 1)
+        _check_range("divergence", self.divergence, 0, float("inf"))
+
+
+@dataclass(frozen=True)
+class VisionBounds:
+    """`cosine`: lowest cosine of one image feature beside the fp32 model's."""
+
+    cosine: float
+
+    def __post_init__(self) -> None:
+        _check_range("cosine", self.cosine, -1, 1)
+
+
+@dataclass(frozen=True)
+class DecoderChecks:
+    """The bounds for each precision of the decoder."""
+
+    fp32: DecoderBounds = DecoderBounds(cosine=0.9999, agreement=0.99, divergence=0.001)
+    int8: DecoderBounds = DecoderBounds(cosine=0.98, agreement=0.9, divergence=0.25)
+    int4: DecoderBounds = DecoderBounds(cosine=0.9, agreement=0.75, divergence=1.0)
+
+
+@dataclass(frozen=True)
+class VisionChecks:
+    """The bounds for each precision of the vision part."""
+
+    fp32: VisionBounds = VisionBounds(cosine=0.9999)
+    int8: VisionBounds = VisionBounds(cosine=0.97)
+
+
+@dataclass(frozen=True)
+class Check:
+    """The comparison with the fp32 model: `steps` tokens are decoded after the prompt; a figure out of bounds is an error."""
+
+    enabled: bool = True
+    steps: int = 32
+    decoder: DecoderChecks = field(default_factory=DecoderChecks)
+    vision: VisionChecks = field(default_factory=VisionChecks)
+
+    def __post_init__(self) -> None:
+        _check_range("steps", self.steps, 1, 4096)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The cost of a step: token rows per step, tokens in the cache before it, runs of each width (interleaved)."""
+
+    enabled: bool = True
+    widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 16)
+    past: int = 256
+    repeats: int = 20
+
+    def __post_init__(self) -> None:
+        if not self.widths or min(self.widths) < 1:
+            raise ConfigError(f"widths: found {list(self.widths)}; one or more numbers of at least 1 are expected")
+        _check_range("past", self.past, 0, 1 << 20)
+        _check_range("repeats", self.repeats, 1, 10_000)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to compile a checkpoint. See docs/recipe.md."""
+
+    target: str = "onnxruntime-cpu"
+    precision: Precision = field(default_factory=Precision)
+    keep_graphs: bool = False
+    check: Check = field(default_factory=Check)
+    measure: Measure = field(default_factory=Measure)
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            find_target(self.target)
+
+
+def make_recipe(
+    source: "str | os.PathLike[str] | Recipe | None" = None,
+    changes: Mapping[str, Any] | None = None,
+    assignments: Iterable[str] = (),
+) -> Recipe:
+    """A recipe from a file (or another recipe, or the defaults), then `changes`, then `key=value` assignments.
+
+    `changes` nests like the file. An assignment names a key with dots (`check.steps=16`), its value is YAML.
+    Raises ConfigError for an unreadable file, an unknown key (naming the nearest) or a value that is not allowed.
+    """
+    values = encode(source) if isinstance(source, Recipe) else _read(source)
+    _merge(values, changes or {})
+    for assignment in assignments:
+        _merge(values, _parse_assignment(assignment))
+    return decode(Recipe, values, "recipe")
+
+
+def parse_precision(text: str) -> dict[str, str]:
+    """`int8` for every part, or `decoder=int8,vision=fp32`, as a value of the recipe's `precision`."""
+    if "=" not in text:
+        return dict.fromkeys(PARTS, text.strip())
+    found = {}
+    for item in text.split(","):
+        part, equals, precision = (piece.strip() for piece in item.partition("="))
+        if not equals or part in found:
+            raise ConfigError(f"precision: found {text!r}; `int8` or `decoder=int8,vision=fp32` is expected")
+        found[part] = precision
+    return found
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The recipe with every key, as YAML that `make_recipe` reads back."""
+    return yaml.safe_dump(encode(recipe), sort_keys=False)
+
+
+def _read(source: str | os.PathLike[str] | None) -> dict[str, Any]:
+    if source is None:
+        return {}
+    try:
+        value = yaml.load(Path(source).read_text(encoding="utf-8"), _UniqueKeyLoader)
+    except (OSError, UnicodeDecodeError, RecursionError) as fault:
+        raise ConfigError(f"recipe {str(source)!r}: it cannot be read ({fault})") from None
+    except yaml.YAMLError as fault:
+        raise ConfigError(f"recipe {str(source)!r}: not valid YAML ({' '.join(str(fault).split())})") from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"recipe {str(source)!r}: found {type(value).__name__}; a mapping of options is expected")
+    return value
+
+
+def _parse_assignment(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    names = key.strip().split(".")
+    if not equals or not all(names):
+        raise ConfigError(f"--set {text!r}: key=value is expected, for instance check.steps=16")
+    try:
+        nested: Any = yaml.load(value, _UniqueKeyLoader)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {text!r}: {value!r} is not valid YAML") from None
+    for name in reversed(names):
+        nested = {name: nested}
+    return dict(nested)
+
+
+def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    for key, change in changes.items():
+        held = values.get(key)
+        if isinstance(change, Mapping) and (held is None or isinstance(held, dict)):
+            values[key] = held or {}
+            _merge(values[key], change)
+        else:
+            values[key] = change
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name}: found {value}; {low} to {high} is allowed")
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping, where YAML readers would keep the last in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
