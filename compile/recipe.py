@@ -10,14 +10,19 @@ import yaml
 
 from ..engines.errors import ConfigError
 from ..engines.schema import decode, encode
-from ..engines.target import TARGETS, find_target
+from ..engines.target import find_target
 
 PARTS = ("decoder", "vision")
 
 
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name}: found {value}; {low} to {high} is allowed")
+
+
 @dataclass(frozen=True)
 class Precision:
-    """Weights of each part. `int8`: one scale per output channel, activations scaled row by row. `int4`: blocks of 32."""
+    """Weights of each part. `int8`: one scale per output channel, activations scaled row by row; `int4`: in blocks."""
 
     decoder: Literal["fp32", "int8", "int4"] = "int8"
     vision: Literal["fp32", "int8"] = "fp32"
@@ -70,7 +75,7 @@ class VisionChecks:
 
 @dataclass(frozen=True)
 class Check:
-    """The comparison with the fp32 model: `steps` tokens are decoded after the prompt; a figure out of bounds is an error."""
+    """The comparison with the fp32 model: `steps` tokens follow the prompt; a figure out of bounds is an error."""
 
     enabled: bool = True
     steps: int = 32
@@ -83,18 +88,20 @@ class Check:
 
 @dataclass(frozen=True)
 class Measure:
-    """The cost of a step: token rows per step, tokens in the cache before it, runs of each width (interleaved)."""
+    """The cost of a step: token rows per step, tokens in the cache before it, runs of each width and of a tile."""
 
     enabled: bool = True
     widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 16)
     past: int = 256
     repeats: int = 20
+    tile_repeats: int = 3
 
     def __post_init__(self) -> None:
         if not self.widths or min(self.widths) < 1:
             raise ConfigError(f"widths: found {list(self.widths)}; one or more numbers of at least 1 are expected")
         _check_range("past", self.past, 0, 1 << 20)
         _check_range("repeats", self.repeats, 1, 10_000)
+        _check_range("tile_repeats", self.tile_repeats, 1, 10_000)
 
 
 @dataclass(frozen=True)
@@ -108,8 +115,7 @@ class Recipe:
     measure: Measure = field(default_factory=Measure)
 
     def __post_init__(self) -> None:
-        if self.target not in TARGETS:
-            find_target(self.target)
+        find_target(self.target)
 
 
 def make_recipe(
@@ -187,11 +193,6 @@ def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
             values[key] = change
 
 
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"{name}: found {value}; {low} to {high} is allowed")
-
-
 class _UniqueKeyLoader(yaml.SafeLoader):
     """Refuses a key that stands twice in one mapping, where YAML readers would keep the last in silence."""
 
@@ -199,6 +200,6 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)

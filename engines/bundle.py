@@ -73,6 +73,14 @@ class Bundle:
         return sum(entry.size for entry in self.manifest.files)
 
 
+def check_output(path: str | os.PathLike[str]) -> Path:
+    """`path` as a Path. Raises BundleError when it exists and is not a bundle, which may be replaced."""
+    target = Path(path)
+    if target.exists() and not (target / MANIFEST).is_file():
+        raise BundleError(f"output {str(path)!r}: it exists and is not a bundle; choose another name or delete it")
+    return target
+
+
 @contextmanager
 def write_bundle(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary folder to fill; on success rename it to `path`, replacing a bundle that stands there.
@@ -80,9 +88,7 @@ def write_bundle(path: str | os.PathLike[str]) -> Iterator[Path]:
     On any exception, Ctrl-C included, the folder is removed and `path` is left as it was.
     Raises BundleError when `path` exists and is not a bundle.
     """
-    target = Path(path)
-    if target.exists() and not (target / MANIFEST).is_file():
-        raise BundleError(f"output {str(path)!r}: it exists and is not a bundle; choose another name or delete it")
+    target = check_output(path)
     target.absolute().parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.absolute().parent))
     folder.chmod(0o755)

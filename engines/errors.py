@@ -13,6 +13,10 @@ class CheckpointError(SpecEyesError):
     """A checkpoint cannot be compiled: wrong format, unknown family, unmatched weights, too large."""
 
 
+class ResourceError(SpecEyesError):
+    """The machine has not the memory or the disk that a build needs."""
+
+
 class ExportError(SpecEyesError):
     """A model part could not be turned into a canonical graph."""
 

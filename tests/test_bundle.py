@@ -142,7 +142,9 @@ def test_a_path_that_escapes(bundle: Path, tmp_path: Path, path: str) -> None:
 )
 def test_not_a_bundle(tmp_path: Path, prepare: Callable[[Path], object], message: str) -> None:
     prepare(tmp_path / "x.speceyes")
-    with pytest.raises(BundleError, match=rf"{message}; make one with `speceyes-compile build CHECKPOINT -o x\.speceyes`"):
+    with pytest.raises(
+        BundleError, match=rf"{message}; make one with `speceyes-compile build CHECKPOINT -o x\.speceyes`"
+    ):
         Bundle.open(tmp_path / "x.speceyes")
 
 

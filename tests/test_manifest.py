@@ -143,11 +143,15 @@ OPTIONAL |= {"image_token_id", "bos_token_id", "pad_token_id"}
 NAMED_BY_USER = ("versions", "cost_ms", "accuracy", "options")
 
 
-@pytest.mark.parametrize("at", [p for p in paths(plain()) if isinstance(p[-1], str)], ids=lambda p: ".".join(map(str, p)))
+@pytest.mark.parametrize(
+    "at", [p for p in paths(plain()) if isinstance(p[-1], str)], ids=lambda p: ".".join(map(str, p))
+)
 def test_a_missing_key(at: tuple[Any, ...]) -> None:
     document = plain()
     del parent(document, at)[at[-1]]
-    free = at[-1] in OPTIONAL or any(name in at[:-1] for name in NAMED_BY_USER) or at[-1] in ("onnxruntime-cpu", "decoder")
+    free = (
+        at[-1] in OPTIONAL or any(name in at[:-1] for name in NAMED_BY_USER) or at[-1] in ("onnxruntime-cpu", "decoder")
+    )
     if free:
         read(document)
     else:

@@ -1,0 +1,203 @@
+"""The pipeline: checkpoint → canonical graphs → engines → check → measure → sealed bundle."""
+
+import hashlib
+import importlib.metadata
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import onnx_ir as ir
+
+from .. import __version__
+from ..engines.bundle import Bundle, check_output, hash_file, seal, write_bundle
+from ..engines.engine import Engine, TensorSpec
+from ..engines.manifest import EngineEntry, FileEntry, Manifest, ModelEntry, Provenance, TargetEntry, TensorEntry
+from ..engines.schema import decode
+from ..engines.target import find_target
+from ..runtime.processing.golden import IMAGE_FILE
+from ..runtime.processing.processor import Processor
+from .check import Reference, check_decoder, check_vision, golden_prompt, make_reference, save_reference
+from .checkpoint import Checkpoint, open_checkpoint
+from .export import export_decoder, export_vision, save_graph
+from .lowering import lower
+from .measure import measure_decoder, measure_vision
+from .plan import Plan, check_plan, make_plan
+from .processing import write_processing
+from .recipe import Recipe, dump_recipe
+
+EXPORTERS = {"decoder": export_decoder, "vision": export_vision}
+COMPILER = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript")
+CHECKPOINT_FILES = (".json", ".safetensors", ".jinja", ".txt", ".model")
+
+Progress = Callable[[str, int, int], AbstractContextManager[object]]
+"""Called with a stage's name, its number from 1, and how many there are; entered for as long as the stage takes."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A finished build: the bundle, what was planned, and the seconds of each stage in order."""
+
+    bundle: Bundle
+    plan: Plan
+    seconds: dict[str, float]
+
+
+def prepare(checkpoint: str | os.PathLike[str], out: str | os.PathLike[str], recipe: Recipe) -> tuple[Checkpoint, Plan]:
+    """Find what can be found wrong before the long work. Raises CheckpointError, ResourceError or BundleError."""
+    target = check_output(out)
+    opened = open_checkpoint(os.fspath(checkpoint))
+    plan = make_plan(opened, recipe)
+    check_plan(plan, target)
+    return opened, plan
+
+
+def build(
+    checkpoint: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    recipe: Recipe | None = None,
+    *,
+    progress: Progress = lambda name, number, total: nullcontext(),
+) -> Build:
+    """Compile a checkpoint (folder or hub id) into the bundle `out`; an interrupted build leaves nothing behind.
+
+    Raises CheckpointError, ResourceError, ExportError, LoweringError, AccuracyError, or BundleError when `out` is
+    something else than a bundle.
+    """
+    recipe = recipe or Recipe()
+    opened, plan = prepare(checkpoint, out, recipe)
+    with write_bundle(out) as folder:
+        pipeline = _Pipeline(opened, plan, recipe, folder)
+        stages, seconds = pipeline.stages(), {}
+        for number, (name, work) in enumerate(stages, 1):
+            began = time.perf_counter()
+            with progress(name, number, len(stages)):
+                work()
+            seconds[name] = time.perf_counter() - began
+    return Build(Bundle.open(out, verify=False), plan, seconds)
+
+
+class _Pipeline:
+    """What one stage leaves for the next. Only one part's graph is held at a time."""
+
+    def __init__(self, checkpoint: Checkpoint, plan: Plan, recipe: Recipe, folder: Path) -> None:
+        self.checkpoint, self.plan, self.recipe, self.folder = checkpoint, plan, recipe, folder
+        self.target = find_target(recipe.target)
+        self.graph: ir.Model | None = None
+        self.entries: dict[str, EngineEntry] = {}
+        self.engines: dict[str, Engine] = {}
+        self.reference: Reference | None = None
+
+    def stages(self) -> list[tuple[str, Callable[[], None]]]:
+        """Names and work, in order."""
+        stages: list[tuple[str, Callable[[], None]]] = [("load", self.load)]
+        for part in self.plan.parts:
+            stages.append((f"export {part}", partial(self.export, part)))
+            stages.append((f"lower {part}", partial(self.lower, part)))
+        stages.append(("processing", self.write_processing))
+        stages.append(("open engines", self.open_engines))
+        if self.recipe.check.enabled:
+            stages.append(("reference", self.make_reference))
+            stages += [(f"check {part}", partial(self.check, part)) for part in self.plan.parts]
+        if self.recipe.measure.enabled:
+            stages += [(f"measure {part}", partial(self.measure, part)) for part in self.plan.parts]
+        return [*stages, ("seal", self.seal)]
+
+    def load(self) -> None:
+        self.checkpoint.model  # noqa: B018 - loads when first read
+        self.model = decode(
+            ModelEntry,
+            {
+                **self.checkpoint.describe(),
+                "architecture": type(self.checkpoint.model).__name__,
+                "parameters": sum(part.parameters for part in self.plan.parts.values()),
+            },
+            "model",
+        )
+
+    def export(self, part: str) -> None:
+        self.graph = EXPORTERS[part](self.checkpoint)
+        if self.recipe.keep_graphs:
+            save_graph(self.graph, self.folder / "graphs" / f"{part}.onnx")
+
+    def lower(self, part: str) -> None:
+        assert self.graph is not None
+        precision = self.plan.parts[part].precision
+        graph, self.graph = self.graph, None
+        lower(graph, part, precision)
+        path = save_graph(graph, self.folder / "engines" / self.target.name / f"{part}.onnx")
+        self.entries[part] = EngineEntry(
+            path=path.relative_to(self.folder).as_posix(),
+            precision=precision,
+            inputs=(),
+            outputs=(),
+            weight_bytes=path.with_name(f"{path.name}.data").stat().st_size,
+        )
+
+    def write_processing(self) -> None:
+        write_processing(self.checkpoint.folder, self.folder)
+        (self.folder / "recipe.yaml").write_text(dump_recipe(self.recipe))
+
+    def open_engines(self) -> None:
+        images = [self.folder / IMAGE_FILE] if "vision" in self.plan.parts else []
+        self.prompt = golden_prompt(Processor.load(self.folder), images)
+        for part, entry in self.entries.items():
+            engine = self.target.load(self.folder / entry.path, None, entry.options)
+            self.engines[part] = engine
+            self._note(part, inputs=_tensors(engine.inputs.values()), outputs=_tensors(engine.outputs.values()))
+
+    def make_reference(self) -> None:
+        self.reference = make_reference(self.checkpoint, self.prompt, self.recipe.check.steps)
+        save_reference(self.reference, self.folder / "accuracy")
+
+    def check(self, part: str) -> None:
+        assert self.reference is not None
+        precision, bounds = self.plan.parts[part].precision, getattr(self.recipe.check, part)
+        compare = {"decoder": check_decoder, "vision": check_vision}[part]
+        self._note(part, accuracy=compare(self.engines[part], self.model, self.reference, getattr(bounds, precision)))
+
+    def measure(self, part: str) -> None:
+        engine, measure = self.engines[part], self.recipe.measure
+        if part == "decoder":
+            self._note(part, cost_ms=measure_decoder(engine, self.model, measure))
+        else:
+            self._note(part, cost_ms=measure_vision(engine, self.model, self.prompt.tiles[0], measure))
+
+    def seal(self) -> None:
+        for engine in self.engines.values():
+            engine.close()
+        seal(self.folder, self._make_manifest)
+
+    def _make_manifest(self, files: tuple[FileEntry, ...]) -> Manifest:
+        hashes = {entry.path: entry.sha256 for entry in files}
+        versions = {"speceyes": __version__, **{name: importlib.metadata.version(name) for name in COMPILER}}
+        runtime = {"onnxruntime": importlib.metadata.version("onnxruntime")}
+        source = self.checkpoint.source
+        return Manifest(
+            model=self.model,
+            provenance=Provenance(
+                checkpoint=source if not Path(source).exists() else self.checkpoint.folder.resolve().name,
+                checkpoint_sha256=hash_checkpoint(self.checkpoint.folder),
+                versions=versions,
+            ),
+            processing_sha256=hashes["processing.json"],
+            tokenizer_sha256=hashes["tokenizer/tokenizer.json"],
+            targets={self.target.name: TargetEntry(versions=runtime, engines=self.entries)},
+            files=files,
+        )
+
+    def _note(self, part: str, **values: object) -> None:
+        self.entries[part] = replace(self.entries[part], **values)  # type: ignore[arg-type]
+
+
+def hash_checkpoint(folder: Path) -> str:
+    """SHA-256 over the names and hashes of a checkpoint's configuration, tokenizer and weights."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in CHECKPOINT_FILES)
+    return hashlib.sha256("".join(f"{path.name} {hash_file(path)}\n" for path in files).encode()).hexdigest()
+
+
+def _tensors(specs: Iterable[TensorSpec]) -> tuple[TensorEntry, ...]:
+    return tuple(TensorEntry(spec.name, spec.dtype, spec.shape) for spec in specs)

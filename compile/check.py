@@ -1,0 +1,177 @@
+"""The built engines beside the fp32 model: image features and, token by token, logits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import DynamicCache
+
+from ..engines.engine import Engine
+from ..engines.errors import AccuracyError, PromptError
+from ..engines.manifest import ModelEntry
+from ..runtime.decoder import Decoder
+from ..runtime.processing.processor import Processor
+from ..runtime.processing.prompt import Prompt
+from ..runtime.vision import Vision
+from .checkpoint import Checkpoint
+from .recipe import DecoderBounds, VisionBounds
+
+QUESTION = "Describe this in detail."
+Floats = NDArray[np.float32]
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the fp32 model makes of the golden request.
+
+    `features` float32 [features, hidden] or None; `tokens` int64 [steps], its greedy answer; `logits` float32
+    [steps, vocabulary], those that chose each token.
+    """
+
+    prompt: Prompt
+    features: Floats | None
+    tokens: NDArray[np.int64]
+    logits: Floats
+
+
+def golden_prompt(processor: Processor, images: Sequence[Path]) -> Prompt:
+    """The golden request, through the chat template where the tokenizer has one."""
+    try:
+        return processor.prepare(QUESTION, images=images)
+    except PromptError:
+        return processor.prepare(prompt=(processor.layout.token or "") * len(images) + QUESTION, images=images)
+
+
+@torch.no_grad()
+def make_reference(checkpoint: Checkpoint, prompt: Prompt, steps: int) -> Reference:
+    """Run the fp32 model in torch with its own attention and cache, and decode `steps` tokens greedily."""
+    model, family = checkpoint.model, checkpoint.family
+    vision = family.vision_part(model)
+    features = None
+    states = model.get_input_embeddings()(torch.from_numpy(prompt.token_ids)[None])
+    if vision is not None and prompt.tiles:
+        rows = [vision.module(**{k: torch.from_numpy(v) for k, v in tile.inputs.items()}) for tile in prompt.tiles]
+        features = torch.cat(rows)
+        index = torch.from_numpy(prompt.feature_index)
+        states[0, index >= 0] = features[index[index >= 0]]
+    tokens, logits = _decode(checkpoint, states, prompt, steps)
+    return Reference(prompt, None if features is None else features.numpy(), tokens, logits)
+
+
+def check_vision(engine: Engine, model: ModelEntry, reference: Reference, bounds: VisionBounds) -> Figures:
+    """Figures of the vision engine. Raises AccuracyError when one is out of bounds."""
+    assert reference.features is not None
+    found = Vision(engine, model.hidden).encode(reference.prompt.tiles).array
+    return _judge("vision", {"cosine": lowest_cosine(reference.features, found)}, bounds)
+
+
+def check_decoder(
+    engine: Engine, model: ModelEntry, min_width: int, reference: Reference, bounds: DecoderBounds
+) -> Figures:
+    """Figures of the decoder engine over the reference's answer, given the reference's features.
+
+    Raises AccuracyError when one is out of bounds.
+    """
+    prompt, steps = reference.prompt, len(reference.tokens)
+    cache = Decoder(engine, model, min_width).open(1, len(prompt.token_ids) + steps)
+    features = None
+    if reference.features is not None:
+        features = engine.allocate(reference.features.shape, np.float32)
+        features.array[...] = reference.features
+    found = np.empty_like(reference.logits)
+    found[0] = cache.prefill(0, prompt.token_ids, prompt.position_ids, prompt.feature_index, features, chunk=512)
+    for step, token in enumerate(reference.tokens[:-1]):
+        position = _positions(prompt, step)
+        found[step + 1] = cache.forward(np.array([[token]]), position, np.array([1]))[0]
+    return _judge("decoder", compare_logits(reference.logits, found), bounds)
+
+
+def compare_logits(wanted: Floats, found: Floats) -> Figures:
+    """Lowest cosine, share of equal best tokens, highest KL divergence in nats, over rows [rows, vocabulary]."""
+    log_wanted, log_found = log_softmax(wanted), log_softmax(found)
+    divergence = (np.exp(log_wanted) * (log_wanted - log_found)).sum(axis=-1)
+    return {
+        "cosine": lowest_cosine(wanted, found),
+        "agreement": float((wanted.argmax(axis=-1) == found.argmax(axis=-1)).mean()),
+        "divergence": float(divergence.max()),
+    }
+
+
+def lowest_cosine(wanted: Floats, found: Any) -> float:
+    """The smallest cosine between rows of the same number."""
+    a, b = wanted.astype(np.float64), np.asarray(found, np.float64)
+    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    return float(((a * b).sum(axis=-1) / norms).min())
+
+
+def log_softmax(logits: Floats) -> NDArray[np.float64]:
+    """Over the last axis, in float64."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def save_reference(reference: Reference, folder: Path) -> None:
+    """Write the golden request and the fp32 model's answer to it: arrays without pickled objects."""
+    folder.mkdir(parents=True, exist_ok=True)
+    prompt = reference.prompt
+    np.savez(
+        folder / "decoder.npz",
+        token_ids=prompt.token_ids,
+        feature_index=prompt.feature_index,
+        position_ids=prompt.position_ids,
+        answer_ids=reference.tokens,
+        logits=reference.logits,
+    )
+    if reference.features is not None:
+        inputs = {f"tile{n}.{name}": array for n, t in enumerate(prompt.tiles) for name, array in t.inputs.items()}
+        np.savez(folder / "vision.npz", image_features=reference.features, **inputs)
+
+
+def _decode(
+    checkpoint: Checkpoint, states: torch.Tensor, prompt: Prompt, steps: int
+) -> tuple[NDArray[np.int64], Floats]:
+    model, config = checkpoint.model, checkpoint.text_config
+    text_model, embed, head = (
+        checkpoint.family.text_model(model),
+        model.get_input_embeddings(),
+        model.get_output_embeddings(),
+    )
+    softcap = getattr(config, "final_logit_softcapping", None)
+    cache = DynamicCache(config=config)
+    positions = torch.from_numpy(prompt.position_ids)[..., None, :]
+    tokens, rows = [], []
+    for step in range(steps):
+        output = text_model(inputs_embeds=states, position_ids=positions, cache=cache, use_cache=True)
+        logits = head(output.last_hidden_state[0, -1])
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap) * softcap
+        rows.append(logits.numpy())
+        tokens.append(int(logits.argmax()))
+        states = embed(torch.tensor([[tokens[-1]]]))
+        positions = torch.from_numpy(_positions(prompt, step))
+    return np.array(tokens), np.stack(rows)
+
+
+def _positions(prompt: Prompt, step: int) -> NDArray[np.int64]:
+    """Position of answer token `step` as the decoder takes it: [1, 1], or [3, 1, 1] for M-RoPE."""
+    return np.full((*prompt.position_ids.shape[:-1], 1, 1), prompt.next_position + step, np.int64)
+
+
+def _judge(part: str, figures: Figures, bounds: DecoderBounds | VisionBounds) -> Figures:
+    judged: Figures = {}
+    for name, value in figures.items():
+        bound = getattr(bounds, name)
+        within = value <= bound if name == "divergence" else value >= bound
+        if not within:
+            side = "at most" if name == "divergence" else "at least"
+            raise AccuracyError(
+                f"{part}: {name} {value:.5f} beside the fp32 model; the recipe asks for {side} {bound:g}; "
+                f"choose a higher precision, relax the bound with --set, or build with --no-check"
+            )
+        judged |= {name: value, f"{name}_bound": bound}
+    return judged

@@ -1,0 +1,101 @@
+"""`speceyes-compile ask`: one question to a bundle, answered on the terminal."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from ...engines.errors import ImageError
+from ...runtime.options import Options
+from ...runtime.results import Result, Statistics
+
+DEFAULTS = Options()
+STAGES = {"process": "text and pixels", "vision": "image tiles", "prefill": "prompt", "decode": "answer"}
+
+
+@click.command("ask")
+@click.argument("bundle", type=click.Path())
+@click.argument("question")
+@click.option("--image", "images", type=click.Path(), multiple=True, help="A picture; may be given several times.")
+@click.option("--system", help="A system message before the question.")
+@click.option("--max-new-tokens", type=int, default=DEFAULTS.max_new_tokens, show_default=True)
+@click.option(
+    "--temperature", type=float, default=DEFAULTS.temperature, show_default=True, help="0 takes the likeliest token."
+)
+@click.option("--top-p", type=float, default=DEFAULTS.top_p, show_default=True)
+@click.option("--top-k", type=int, default=DEFAULTS.top_k, show_default=True, help="0 keeps every token.")
+@click.option("--repetition-penalty", type=float, default=DEFAULTS.repetition_penalty, show_default=True)
+@click.option("--seed", type=int, default=DEFAULTS.seed, help="Makes a sampled answer repeatable.")
+@click.option("--stop", multiple=True, default=DEFAULTS.stop, help="A text that ends the answer; may be repeated.")
+@click.option("--target", help="One of the bundle's targets; the best that runs here by default.")
+@click.option("--threads", type=click.IntRange(min=1), help="Cores to use; all by default.")
+@click.option("--stats", is_flag=True, help="Print the time of each stage.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete.")
+def command(
+    bundle: str,
+    question: str,
+    images: tuple[str, ...],
+    system: str | None,
+    target: str | None,
+    threads: int | None,
+    stats: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Ask BUNDLE a QUESTION, about pictures or not, and stream the answer."""
+    Options.make(options)
+    for image in images:
+        if not Path(image).is_file():
+            raise ImageError(f"image {image!r}: there is no such file")
+
+    from ...runtime.session import load
+
+    with load(bundle, target=target, threads=threads) as model:
+        stream = model.stream(make_messages(question, system, len(images)), images=images, **options)
+        for piece in stream:
+            if not as_json:
+                print(piece, end="", flush=True)
+        result = stream.result
+    if as_json:
+        print(json.dumps(as_plain(result)))
+        return
+    print(flush=True)
+    console = Console(stderr=True, highlight=False)
+    console.print(summary(result), style="dim")
+    if stats:
+        for stage, seconds in result.stats.seconds.items():
+            console.print(f"  {STAGES.get(stage, stage):16}{seconds * 1e3:9.1f} ms", style="dim")
+        console.print(f"  {'cache':16}{result.stats.cache_bytes / 1e6:9.1f} MB", style="dim")
+
+
+def make_messages(question: str, system: str | None, images: int) -> list[dict[str, Any]]:
+    """The conversation: an optional system turn, then the pictures and the question."""
+    user: Any = question
+    if images:
+        user = [*({"type": "image"} for _ in range(images)), {"type": "text", "text": question}]
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    return [*messages, {"role": "user", "content": user}]
+
+
+def summary(result: Result) -> str:
+    """Counts, first token and rate in one line."""
+    stats: Statistics = result.stats
+    images = f" ({stats.image_tokens} of images)" if stats.image_tokens else ""
+    rate = f", {stats.tokens_per_second:.1f} tokens/s" if stats.tokens_per_second else ""
+    return (
+        f"{stats.prompt_tokens} prompt tokens{images}, {stats.new_tokens} new, finished by {result.finish_reason}; "
+        f"first token {stats.first_token_seconds:.2f} s{rate}"
+    )
+
+
+def as_plain(result: Result) -> dict[str, Any]:
+    """The result as JSON values."""
+    plain = asdict(result)
+    plain["stats"] |= {
+        "first_token_seconds": result.stats.first_token_seconds,
+        "tokens_per_second": result.stats.tokens_per_second,
+    }
+    return plain

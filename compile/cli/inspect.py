@@ -1,0 +1,85 @@
+"""`speceyes-compile inspect`: what a bundle holds, after checking its files."""
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ...engines.bundle import Bundle
+from ...engines.manifest import EngineEntry, TensorEntry
+from ...engines.schema import encode
+from .tables import accuracy_table, cost_table, megabytes
+
+
+@click.command("inspect")
+@click.argument("bundle", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest and totals as one JSON object.")
+def command(bundle: str, as_json: bool) -> None:
+    """Check every file of BUNDLE and show its engines, sizes, accuracy and costs."""
+    opened = Bundle.open(bundle)
+    if as_json:
+        print(json.dumps(describe(opened)))
+        return
+    show(opened, Console(highlight=False))
+
+
+def describe(bundle: Bundle) -> dict[str, Any]:
+    """The bundle as JSON values; its files were verified when it was opened."""
+    return {
+        "path": str(bundle.path),
+        "bytes": bundle.size,
+        "files_verified": len(bundle.manifest.files),
+        "manifest": encode(bundle.manifest),
+    }
+
+
+def show(bundle: Bundle, console: Console) -> None:
+    """Print the bundle for people."""
+    manifest, model = bundle.manifest, bundle.manifest.model
+    console.print(f"[bold]{bundle.path.name}[/]  {megabytes(bundle.size)}, {len(manifest.files)} files verified")
+    origin = manifest.provenance
+    console.print(
+        f"{model.architecture} ({model.family}), {model.parameters / 1e6:.1f} M parameters: {model.layers} layers of "
+        f"{model.hidden}, heads {model.heads}/{model.kv_heads} of {model.head_dim}, vocabulary {model.vocabulary}, "
+        f"context {model.context_length}"
+    )
+    console.print(f"from {origin.checkpoint} (SHA-256 {origin.checkpoint_sha256[:12]}…), {versions(origin.versions)}")
+    for target, build in manifest.targets.items():
+        console.print(f"\n[bold]{target}[/]  {versions(build.versions)}")
+        for part, engine in build.engines.items():
+            console.print(engine_table(part, engine))
+        console.print(accuracy_table(build.engines))
+        console.print(cost_table(build.engines))
+    files = Table("file", "bytes", "SHA-256", box=None, pad_edge=False, header_style="dim")
+    for entry in manifest.files:
+        files.add_row(entry.path, f"{entry.size:,}", entry.sha256[:16] + "…")
+    console.print()
+    console.print(files)
+
+
+def engine_table(part: str, engine: EngineEntry) -> Table:
+    """Inputs and outputs; the cache's tensors, one pair per layer, take one line."""
+    title = f"{part}: {engine.precision}, {megabytes(engine.weight_bytes)} of weights, {engine.path}"
+    table = Table("", "name", "type", "shape", title=title, title_justify="left", box=None, pad_edge=False)
+    for kind, tensors in (("in", engine.inputs), ("out", engine.outputs)):
+        for name, tensor in grouped(tensors).items():
+            table.add_row(kind, name, tensor.dtype, " × ".join(map(str, tensor.shape)), style="dim")
+    return table
+
+
+def grouped(tensors: tuple[TensorEntry, ...]) -> dict[str, TensorEntry]:
+    """Tensors by name, those that differ in a trailing layer number as one: `cache_k.0 … 29`."""
+    families: dict[str, list[TensorEntry]] = {}
+    for tensor in tensors:
+        stem, _, layer = tensor.name.rpartition(".")
+        families.setdefault(stem if layer.isdigit() else tensor.name, []).append(tensor)
+    return {
+        f"{stem}.0 … {len(members) - 1}" if len(members) > 1 else members[0].name: members[0]
+        for stem, members in families.items()
+    }
+
+
+def versions(found: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
