@@ -128,7 +128,9 @@ def make_recipe(
     `changes` nests like the file. An assignment names a key with dots (`check.steps=16`), its value is YAML.
     Raises ConfigError for an unreadable file, an unknown key (naming the nearest) or a value that is not allowed.
     """
-    values = encode(source) if isinstance(source, Recipe) else _read(source)
+    values = encode(source if isinstance(source, Recipe) else Recipe())
+    if source is not None and not isinstance(source, Recipe):
+        _merge(values, _read(source))
     _merge(values, changes or {})
     for assignment in assignments:
         _merge(values, _parse_assignment(assignment))
@@ -153,9 +155,7 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml.safe_dump(encode(recipe), sort_keys=False)
 
 
-def _read(source: str | os.PathLike[str] | None) -> dict[str, Any]:
-    if source is None:
-        return {}
+def _read(source: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         value = yaml.load(Path(source).read_text(encoding="utf-8"), _UniqueKeyLoader)
     except (OSError, UnicodeDecodeError, RecursionError) as fault:
@@ -186,9 +186,8 @@ def _parse_assignment(text: str) -> dict[str, Any]:
 def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
     for key, change in changes.items():
         held = values.get(key)
-        if isinstance(change, Mapping) and (held is None or isinstance(held, dict)):
-            values[key] = held or {}
-            _merge(values[key], change)
+        if isinstance(change, Mapping) and isinstance(held, dict):
+            _merge(held, change)
         else:
             values[key] = change
 
