@@ -1,1 +1,16 @@
-"""What is particular to each model family; the export itself is common."""
+"""The families of checkpoints that can be compiled, by the `model_type` of their config.json."""
+
+from __future__ import annotations
+
+from .family import Family, VisionPart
+from .idefics3 import Idefics3
+
+FAMILIES: tuple[Family, ...] = (
+    Idefics3(),
+    Family("llama", ("llama",)),
+    Family("qwen2", ("qwen2",)),
+)
+
+BY_MODEL_TYPE: dict[str, Family] = {model_type: family for family in FAMILIES for model_type in family.model_types}
+
+__all__ = ["BY_MODEL_TYPE", "FAMILIES", "Family", "VisionPart"]

@@ -1,0 +1,186 @@
+"""From a loaded checkpoint to canonical ONNX graphs, one per part."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from ..engines.errors import ExportError
+from ..plugins import cached_attention as operator
+from .attention import CACHED, FULL, traceable
+from .canonical import Dimensions, canonicalise
+from .checkpoint import Checkpoint, open_checkpoint
+from .decoder import DecoderStep
+
+OPSET = operator.OPSET
+IR_VERSION = 11
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """The canonical graphs of a checkpoint by part ("decoder", "vision"), in memory.
+
+    Weights are views of the loaded model; `paths` tells where the graphs were saved, if they were.
+    """
+
+    checkpoint: Checkpoint
+    parts: dict[str, ir.Model]
+    paths: dict[str, Path]
+
+
+def export_parts(
+    source: Checkpoint | Path | str, out: Path | None = None, *, progress: Progress | None = None
+) -> ExportedModel:
+    """Export every part of a checkpoint; with `out`, save each as `out/<part>.onnx` beside `out/<part>.onnx.data`.
+
+    `progress` is called with a part's name and its seconds when the part is done. Raises CheckpointError, ExportError.
+    """
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    exporters = {"decoder": export_decoder}
+    if checkpoint.family.has_vision:
+        exporters["vision"] = export_vision
+    parts, paths = {}, {}
+    for part, export in exporters.items():
+        started = time.perf_counter()
+        parts[part] = export(checkpoint)
+        if out is not None:
+            paths[part] = save_graph(parts[part], Path(out) / f"{part}.onnx")
+        if progress is not None:
+            progress(part, time.perf_counter() - started)
+    return ExportedModel(checkpoint, parts, paths)
+
+
+def save_graph(model: ir.Model, path: Path) -> Path:
+    """Write a graph with its weights in one file `<name>.data` beside it; nothing is left behind when it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        ir.save(model, partial, format="protobuf", external_data=f"{path.name}.data")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def export_decoder(checkpoint: Checkpoint) -> ir.Model:
+    """The decoder's step over the cache; inputs and outputs as documented for the canonical graph `decoder`."""
+    family, model = checkpoint.family, checkpoint.model
+    text = checkpoint.text_config
+    step = DecoderStep(
+        model.get_input_embeddings(),
+        family.text_model(model),
+        model.get_output_embeddings(),
+        getattr(text, "final_logit_softcapping", None),
+    )
+    layers, kv_heads, head_dim = checkpoint.layers, checkpoint.kv_heads, checkpoint.head_dim
+    inputs, dimensions = _decoder_inputs(checkpoint, layers, kv_heads, head_dim)
+    outputs = ["logits", "hidden"]
+    outputs += [f"present_{kind}.{layer}" for kind in "kv" for layer in range(layers)]
+    graph = _trace(step, inputs, dimensions, outputs, attention=CACHED, part="decoder")
+    function = ir.serde.deserialize_function(operator.function_proto())
+    graph.functions[function.identifier()] = function
+    return graph
+
+
+def export_vision(checkpoint: Checkpoint) -> ir.Model:
+    """The vision tower with its projector; inputs and outputs as documented for the canonical graph `vision`."""
+    part = checkpoint.family.vision_part(checkpoint.model)
+    if part is None:
+        raise ExportError(f"the family {checkpoint.family.name} has no vision part")
+    return _trace(part.module, part.inputs, part.dynamic, ["image_features"], attention=FULL, part="vision")
+
+
+def _decoder_inputs(
+    checkpoint: Checkpoint, layers: int, kv_heads: int, head_dim: int
+) -> tuple[dict[str, Any], Dimensions]:
+    """Example inputs in the graph's order and the names of their dimensions; no size is 1, which would fix it."""
+    batch, width, capacity, rows = 2, 3, 8, 5
+    token = {0: "batch", 1: "width"}
+    positions = torch.arange(width).expand(batch, width).clone()
+    inputs: dict[str, Any] = {"input_ids": torch.zeros(batch, width, dtype=torch.int64)}
+    dimensions: dict[str, dict[int, str]] = {"input_ids": token}
+    if checkpoint.family.has_vision:
+        inputs["image_features"] = torch.zeros(4, checkpoint.hidden)
+        inputs["feature_index"] = torch.zeros(batch, width, dtype=torch.int64)
+        dimensions |= {"image_features": {0: "features"}, "feature_index": token}
+    if checkpoint.family.rope == "mrope":
+        inputs["position_ids"] = positions.expand(3, batch, width).clone()
+        dimensions["position_ids"] = {1: "batch", 2: "width"}
+    else:
+        inputs["position_ids"] = positions
+        dimensions["position_ids"] = token
+    inputs["write_index"] = torch.zeros(batch, dtype=torch.int64)
+    inputs["kv_length"] = torch.full((batch,), width)
+    inputs["mask"] = torch.ones(batch, 1, width, capacity, dtype=torch.bool)
+    inputs["logit_index"] = torch.zeros(rows, dtype=torch.int64)
+    dimensions |= {
+        "write_index": {0: "batch"},
+        "kv_length": {0: "batch"},
+        "mask": {0: "batch", 2: "width", 3: "capacity"},
+        "logit_index": {0: "rows"},
+    }
+    for kind in "kv":
+        inputs[f"cache_{kind}"] = [torch.zeros(batch, kv_heads, capacity, head_dim) for _ in range(layers)]
+        dimensions |= {f"cache_{kind}.{layer}": {0: "batch", 2: "capacity"} for layer in range(layers)}
+    return inputs, dimensions
+
+
+def _trace(
+    module: nn.Module, inputs: dict[str, Any], dimensions: Dimensions, outputs: list[str], *, attention: str, part: str
+) -> ir.Model:
+    names = [name for key, value in inputs.items() for name in _flat_names(key, value)]
+    shapes = {key: _dynamic_shapes(key, value, dimensions) for key, value in inputs.items()}
+    module.eval()
+    try:
+        with traceable(module, attention=attention), torch.no_grad(), _quiet():
+            program = torch.onnx.export(
+                module, (), kwargs=inputs, dynamic_shapes=shapes, opset_version=OPSET, optimize=False, verbose=False
+            )
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ExportError(f"{part}: the model could not be traced ({type(error).__name__}: {reason})") from error
+    assert program is not None
+    graph: ir.Model = program.model
+    graph.ir_version = IR_VERSION
+    for value, name in zip(graph.graph.inputs, names, strict=True):
+        value.name = name
+    canonicalise(graph, dimensions, outputs)
+    return graph
+
+
+def _flat_names(key: str, value: Tensor | list[Tensor]) -> list[str]:
+    return [key] if isinstance(value, Tensor) else [f"{key}.{index}" for index in range(len(value))]
+
+
+def _dynamic_shapes(key: str, value: Tensor | list[Tensor], dimensions: Dimensions) -> Any:
+    shapes = [
+        {axis: torch.export.Dim.DYNAMIC for axis in dimensions.get(name, {})} for name in _flat_names(key, value)
+    ]
+    return shapes[0] if isinstance(value, Tensor) else shapes
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter's notes on optional packages and deprecations say nothing to the user of a checkpoint."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,145 @@
+"""Tiny seeded checkpoints, one per family, complete with tokenizer and processor."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from speceyes.compile.export import ExportedModel
+
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog and runs away from the receipt",
+    "total 12.50 tax 1.25 paid in cash at the corner shop on the second of may",
+    "what is written in the picture? a red square, a blue circle, a green line.",
+    "User: describe the image. Assistant: it shows a small house by the sea.\n\n",
+    "0123456789 items, prices, dates and names; the answer is in the table.\n",
+]
+
+IDEFICS3_TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+
+
+@cache
+def session_folder() -> Path:
+    """A temporary folder of this process, removed when it ends."""
+    folder = Path(tempfile.mkdtemp(prefix="speceyes-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
+def checkpoint(family: str) -> Path:
+    """The tiny checkpoint of a family, made once per process; treat the folder as read-only."""
+    return MAKERS[family](session_folder() / family)
+
+
+@cache
+def exported(family: str) -> ExportedModel:
+    """Its canonical graphs, exported and saved once per process; do not change the models in place, clone them."""
+    from speceyes.compile.export import export_parts
+
+    return export_parts(checkpoint(family), session_folder() / f"{family}-graphs")
+
+
+def tokenizer(special: list[str], *, bos: str | None, eos: str, pad: str, vocabulary: int = 400) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on a few sentences; `special` tokens come after the learned ones."""
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer = normalizers.Sequence([])
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - len(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(CORPUS, trainer)
+    bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=bos, eos_token=eos, pad_token=pad)
+
+
+def spread(model: torch.nn.Module, seed: int) -> None:
+    """Reseed every weight so that states stay near unit scale and logits are well separated."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        elif "embed" in name or "wte" in name or "wpe" in name:
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
+        else:
+            fan_in = parameter[0].numel()
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 1.5 * fan_in**-0.5)
+
+
+def idefics3(folder: Path, *, seed: int = 0) -> Path:
+    """SmolVLM in small: 32-pixel tiles of 4 tokens, 2 + 2 layers, hidden 64, 4/2 heads of 16."""
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3ImageProcessor, Idefics3Processor
+
+    rows = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    special = ["<|im_start|>", "<end_of_utterance>", "<|endoftext|>", "<fake_token_around_image>", "<image>", "<global-img>"]
+    text = tokenizer(special + rows, bos="<|im_start|>", eos="<end_of_utterance>", pad="<|endoftext|>")
+    ids = {token: text.convert_tokens_to_ids(token) for token in special}
+    config = Idefics3Config(
+        image_token_id=ids["<image>"],
+        scale_factor=2,
+        tie_word_embeddings=False,
+        vision_config={
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "image_size": 32,
+            "patch_size": 8,
+        },
+        text_config=_text_config(text, "llama", ids["<|im_start|>"], ids["<end_of_utterance>"], ids["<|endoftext|>"]),
+    )
+    model = Idefics3ForConditionalGeneration(config)
+    _save(model, folder, seed)
+    images = Idefics3ImageProcessor(
+        size={"longest_edge": 96}, max_image_size={"longest_edge": 32}, do_image_splitting=True
+    )
+    Idefics3Processor(images, text, image_seq_len=4, chat_template=IDEFICS3_TEMPLATE).save_pretrained(folder)
+    return folder
+
+
+def _text_config(text: PreTrainedTokenizerFast, model_type: str, bos: int, eos: int, pad: int) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "vocab_size": len(text),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "pad_token_id": pad,
+    }
+
+
+def _save(model: Any, folder: Path, seed: int) -> None:
+    spread(model, seed)
+    model.save_pretrained(folder)
+    if not (folder / "generation_config.json").exists():
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": model.config.eos_token_id}))
+
+
+MAKERS = {"idefics3": idefics3}
