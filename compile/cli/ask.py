@@ -21,6 +21,7 @@ STAGES = {"process": "text and pixels", "vision": "image tiles", "prefill": "pro
 @click.argument("question")
 @click.option("--image", "images", type=click.Path(), multiple=True, help="A picture; may be given several times.")
 @click.option("--system", help="A system message before the question.")
+@click.option("--raw", is_flag=True, help="Send QUESTION as it stands, without the chat template.")
 @click.option("--max-new-tokens", type=int, default=DEFAULTS.max_new_tokens, show_default=True)
 @click.option(
     "--temperature", type=float, default=DEFAULTS.temperature, show_default=True, help="0 takes the likeliest token."
@@ -39,6 +40,7 @@ def command(
     question: str,
     images: tuple[str, ...],
     system: str | None,
+    raw: bool,
     target: str | None,
     threads: int | None,
     stats: bool,
@@ -46,6 +48,8 @@ def command(
     **options: Any,
 ) -> None:
     """Ask BUNDLE a QUESTION, about pictures or not, and stream the answer."""
+    if raw and system:
+        raise click.UsageError("--system needs the chat template; leave out --raw")
     Options.make(options)
     for image in images:
         if not Path(image).is_file():
@@ -54,7 +58,10 @@ def command(
     from ...runtime.session import load
 
     with load(bundle, target=target, threads=threads) as model:
-        stream = model.stream(make_messages(question, system, len(images)), images=images, **options)
+        asked: dict[str, Any] = (
+            {"prompt": question} if raw else {"messages": make_messages(question, system, len(images))}
+        )
+        stream = model.stream(**asked, images=images, **options)
         for piece in stream:
             if not as_json:
                 print(piece, end="", flush=True)
