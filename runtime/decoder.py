@@ -60,9 +60,9 @@ class Cache:
     def prefill(self, row: int, ids: Ids, positions: Ids, index: Ids, features: Buffer | None, chunk: int) -> Logits:
         """Run a prompt through the decoder in chunks of at most `chunk` tokens.
 
-        `ids` and `index` (feature row, −1 for text) int64 [tokens]; `positions` int64 [tokens] or [3, tokens]; `features`
-        float32 [features, hidden]. Returns float32 [vocabulary], the logits after the last token; valid until the next
-        call.
+        `ids` and `index` (feature row, −1 for text) int64 [tokens]; `positions` int64 [tokens] or [3, tokens];
+        `features` float32 [features, hidden]. Returns the logits after the last token, float32 [vocabulary], valid
+        until the next call.
         """
         passed: _Pass | None = None
         for start in range(0, len(ids), chunk):

@@ -37,7 +37,7 @@ class Statistics:
 class Result:
     """Text and tokens of an answer.
 
-    `token_ids` hold every token chosen, an end-of-sequence token included; `text` ends before it and before a stop string.
+    `token_ids` hold every token chosen, an end-of-sequence token included; `text` ends before that or a stop string.
     `finish_reason`: `stop` (end of sequence or a stop string), `length` (`max_new_tokens`), `cancelled`.
     `seed` reproduces the answer when it was sampled.
     """

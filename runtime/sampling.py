@@ -15,8 +15,8 @@ Logits = NDArray[np.float32]
 class Sampling:
     """How tokens are chosen; the defaults are greedy. The order of steps is that of transformers' `generate`.
 
-    `temperature` 0 takes the likeliest token. `top_k` 0 and `top_p` 1 keep everything. `repetition_penalty` above 1 makes
-    tokens of the prompt and the answer less likely. `seed` fixes the random stream; None draws one for each request.
+    `temperature` 0 takes the likeliest token. `top_k` 0 and `top_p` 1 keep everything. `repetition_penalty` above 1
+    makes tokens of prompt and answer less likely. `seed` fixes the random stream; None draws one for each request.
     """
 
     temperature: float = 0.0
@@ -26,10 +26,10 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _require(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "0 or more")
+        temperature, penalty = self.temperature, self.repetition_penalty
+        _require(math.isfinite(temperature) and temperature >= 0, "temperature", temperature, "0 or more")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0, at most 1")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
-        penalty = self.repetition_penalty
         _require(math.isfinite(penalty) and penalty > 0, "repetition_penalty", penalty, "above 0; 1 is off")
         _require(self.seed is None or 0 <= self.seed < 2**64, "seed", self.seed, "0 to 2^64 − 1")
 

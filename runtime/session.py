@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from ..engines.bundle import Bundle
@@ -57,7 +56,7 @@ class Stream:
     def __enter__(self) -> "Stream":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -96,8 +95,8 @@ class Model:
         """Answer a conversation.
 
         `messages`: a list of `{"role", "content"}`, or a text that stands for one user turn with `images` before it.
-        `prompt`: raw text instead, without the chat template. `images`: paths, bytes, PIL images or uint8 arrays for the
-        image placeholders, in order. Options are the fields of `Options`. Raises RequestError or one of its kinds.
+        `prompt`: raw text instead, without the chat template. `images`: paths, bytes, PIL images or uint8 arrays for
+        the image placeholders, in order. Options are the fields of `Options`. Raises RequestError or one of its kinds.
         """
         return self.stream(messages, prompt=prompt, images=images, **options).result
 
@@ -130,7 +129,7 @@ class Model:
     def __enter__(self) -> "Model":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _row(self, request: Request) -> Row:
