@@ -3,8 +3,8 @@
     python scripts/seeded_checkpoint.py build/smolvlm-256m
     python scripts/bench_decode.py build/smolvlm-256m --json build/bench_decode.json
 
-Each system lives in a process of its own, so that memory and load time are its own, and idles while another one runs. The
-order of the systems is drawn anew in every round. Ratios are taken round by round; the table shows their medians.
+Each system lives in a process of its own, so that memory and load time are its own, and idles while another one runs.
+The order of the systems is drawn anew in every round. Ratios are taken round by round; the table shows their medians.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from typing import Any
 QUESTION = "What is in this picture?"
 REFERENCE = "transformers"
 OURS = ("fp32", "int8", "int4")
+FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")
+PACKAGES = ("torch", "transformers", "onnxruntime", "speceyes")
 
 
 def peak_bytes() -> int:
@@ -219,8 +222,8 @@ def summarise(runs: list[dict[str, Any]], workers: dict[str, Worker]) -> list[di
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| system | batch | vision s (ratio) | first token s (ratio) | tokens/s (ratio) | load s | weights MB | peak MB |",
-        "|---|---|---|---|---|---|---|---|",
+        "| system | batch | vision s | first token s | tokens/s | load s | weights MB | peak MB | same tokens |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         cells = [row["system"], str(row["batch"])]
@@ -228,23 +231,19 @@ def table(rows: list[dict[str, Any]]) -> str:
             cells.append(f"{row[key]:.{digits}f} ({row[f'{key}_ratio']:.2f})")
         cells.append(f"{row['load_seconds']:.2f}")
         cells += [f"{row[key] / 1e6:.0f}" for key in ("weight_bytes", "peak_bytes")]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join([*cells, 'yes' if row['same_tokens'] else 'no'])} |")
     return "\n".join(lines)
 
 
 def environment() -> dict[str, Any]:
-    cpu = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
     flags = Path("/proc/cpuinfo").read_text()
+    name = re.search(r"model name\s*: (.*)", flags)
     return {
-        "cpu": cpu[0] if cpu else platform.processor(),
+        "cpu": name.group(1) if name else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "features": [
-            name for name in ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8") if f" {name}" in flags
-        ],
+        "features": [feature for feature in FEATURES if f" {feature}" in flags],
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("torch", "transformers", "onnxruntime", "speceyes")},
+        **{package: importlib.metadata.version(package) for package in PACKAGES},
     }
 
 
