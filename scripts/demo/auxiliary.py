@@ -1,0 +1,38 @@
+"""Throw-away heads that make the vision tower name what every patch holds; only training uses them."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import Idefics3Config
+
+from .canvas import CLASSES
+
+
+class PatchHeads(nn.Module):
+    """Linear classifiers of characters, colours and figures on patches and on image tokens."""
+
+    def __init__(self, config: Idefics3Config) -> None:
+        super().__init__()
+        self.scale = config.scale_factor
+        self.patch = nn.Linear(config.vision_config.hidden_size, sum(CLASSES))
+        self.token = nn.Linear(config.text_config.hidden_size, self.scale**2 * sum(CLASSES))
+
+    def forward(
+        self, patches: torch.Tensor, tokens: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss and the share of characters named rightly from the image tokens.
+
+        patches: (images, GRID², d); tokens: (images, GRID² / scale², d'); labels: int64 (images, GRID, GRID, 4).
+        """
+        images, side, scale = labels.shape[0], labels.shape[1] // self.scale, self.scale
+        from_patch = self.patch(patches).flatten(0, 1)
+        from_token = self.token(tokens).view(images, side, side, scale, scale, -1)
+        from_token = from_token.permute(0, 1, 3, 2, 4, 5).reshape(from_patch.shape)
+        flat = labels.flatten(0, 2)
+        loss = patches.new_zeros(())
+        for logits in (from_patch, from_token):
+            for head, target in zip(logits.split(CLASSES, dim=-1), flat.unbind(-1), strict=True):
+                loss = loss + functional.cross_entropy(head, target)
+        first = flat[:, 0]
+        right = from_token[:, : CLASSES[0]].argmax(-1) == first
+        return loss, right[first > 0].float().mean()

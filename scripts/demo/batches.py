@@ -1,0 +1,104 @@
+"""From samples straight to tensors, without the processor."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from .canvas import Canvas
+from .model import IMAGE_TOKENS
+from .sample import Sample, Turn
+from .tokenizer import BEGIN, END, FAKE, GLOBAL, IMAGE, PAD
+
+PROMPT = "\nAssistant:"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`rows` sequences of `length` tokens: a prefix with the pictures, then turns that do not see each other.
+
+    pixels: float32 (images, 3, SIZE, SIZE), in [-1, 1]; labels: int64 (images, GRID, GRID, 4).
+    ids, positions, turns: int64 (rows, length); `turns` numbers a token's turn from 1, 0 in the prefix, -1 in padding.
+    targets: int64 (rows, length), the token that follows or -100; weights: float32 (rows, length).
+    """
+
+    pixels: torch.Tensor
+    labels: torch.Tensor
+    ids: torch.Tensor
+    positions: torch.Tensor
+    turns: torch.Tensor
+    targets: torch.Tensor
+    weights: torch.Tensor
+
+    def mask(self) -> torch.Tensor:
+        """Additive attention mask, float32 (rows, 1, length, length)."""
+        query, key = self.turns[:, :, None], self.turns[:, None, :]
+        length = self.turns.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        seen = ((key == 0) | (key == query)) & causal
+        return torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)[:, None]
+
+
+def pixels(canvases: list[Canvas]) -> torch.Tensor:
+    """float32 (len(canvases), 3, SIZE, SIZE), as the processor normalises."""
+    stacked = np.stack([np.asarray(canvas.image) for canvas in canvases])
+    return torch.from_numpy(stacked).permute(0, 3, 1, 2).float().div_(255).sub_(0.5).div_(0.5)
+
+
+class Encoder:
+    """Turns a question about pictures into token ids, equal to what the processor gives."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        ids = tokenizer.convert_tokens_to_ids
+        self.pad, self.end, begin = ids(PAD), ids(END), ids(BEGIN)
+        self._start = [begin, *self.text("User:")]
+        self._picture = [ids(FAKE), ids(GLOBAL), *[ids(IMAGE)] * IMAGE_TOKENS, ids(FAKE)]
+        self._prompt = [self.end, *self.text(PROMPT)]
+
+    def text(self, text: str) -> list[int]:
+        """Token ids of plain text."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def prefix(self, pictures: int) -> list[int]:
+        """What precedes the question."""
+        return self._start + self._picture * pictures
+
+    def turn(self, turn: Turn) -> tuple[list[int], list[int]]:
+        """The question with the generation prompt, and the answer with its end."""
+        return self.text(turn.question) + self._prompt, [*self.text(turn.answer), self.end]
+
+    def batch(self, samples: list[Sample]) -> Batch:
+        """Pad samples to the longest."""
+        rows = [self._row(sample) for sample in samples]
+        length = max(len(row["ids"]) for row in rows)
+        fill = {"ids": self.pad, "positions": 0, "turns": -1, "targets": -100, "weights": 0.0}
+        columns = {
+            name: torch.tensor([[*row[name], *[value] * (length - len(row[name]))] for row in rows])
+            for name, value in fill.items()
+        }
+        canvases = [canvas for sample in samples for canvas in sample.canvases]
+        labels = torch.from_numpy(np.stack([canvas.labels for canvas in canvases]))
+        return Batch(pixels(canvases), labels, **columns)
+
+    def _row(self, sample: Sample) -> dict[str, list]:
+        prefix = self.prefix(len(sample.canvases))
+        size = len(prefix)
+        row: dict[str, list] = {
+            "ids": list(prefix),
+            "positions": list(range(size)),
+            "turns": [0] * size,
+            "targets": [-100] * size,
+            "weights": [0.0] * size,
+        }
+        for number, turn in enumerate(sample.turns, 1):
+            question, answer = self.turn(turn)
+            ids = [*question, *answer[:-1]]
+            silent = len(question) - 1
+            row["ids"] += ids
+            row["positions"] += range(size, size + len(ids))
+            row["turns"] += [number] * len(ids)
+            row["targets"] += [-100] * silent + answer
+            row["weights"] += [0.0] * silent + [len(answer) ** -0.5] * len(answer)
+        return row

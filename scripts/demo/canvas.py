@@ -1,0 +1,118 @@
+"""A square picture that remembers what was drawn where, for the auxiliary supervision of the vision tower."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from . import fonts
+
+SIZE = 192
+PATCH = 16
+GRID = SIZE // PATCH
+
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:/-#$%&*+=()'"
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "red": (214, 39, 40),
+    "green": (34, 150, 60),
+    "blue": (31, 90, 200),
+    "yellow": (240, 205, 30),
+    "orange": (250, 130, 20),
+    "purple": (130, 60, 170),
+    "black": (20, 20, 20),
+}
+SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross")
+FIGURES = (*SHAPES, "bar")
+
+_CHARACTER = {character: index + 1 for index, character in enumerate(ALPHABET)}
+_COLOUR = {colour: index + 1 for index, colour in enumerate(COLOURS)}
+_FIGURE = {figure: index + 1 for index, figure in enumerate(FIGURES)}
+CLASSES = (len(ALPHABET) + 1, len(ALPHABET) + 1, len(COLOURS) + 1, len(FIGURES) + 1)
+
+
+@dataclass(frozen=True)
+class Pen:
+    """How text is written: a face, its size in pixels, the width of a character's cell and the ink."""
+
+    face: str = fonts.FACES[0]
+    size: int = 14
+    cell: int = 9
+    ink: tuple[int, int, int] = (0, 0, 0)
+
+
+class Canvas:
+    """`SIZE` x `SIZE` RGB pixels and, per patch, the labels of what its area holds.
+
+    `labels` is int64 of shape (GRID, GRID, 4): the first and second character with their centre in the patch,
+    the colour and the figure that cover its centre; 0 says none.
+    """
+
+    def __init__(self, paper: tuple[int, int, int] = (255, 255, 255)) -> None:
+        self.image = Image.new("RGB", (SIZE, SIZE), paper)
+        self.labels = np.zeros((GRID, GRID, 4), dtype=np.int64)
+        self._draw = ImageDraw.Draw(self.image)
+
+    def text(self, x: float, baseline: float, text: str, pen: Pen) -> None:
+        """Write `text` in cells of equal width, the first starting at `x`, in pixels."""
+        font = fonts.load(pen.face, pen.size)
+        for index, character in enumerate(text):
+            if character == " ":
+                continue
+            centre = x + (index + 0.5) * pen.cell
+            self._draw.text((centre, baseline), character, font=font, fill=pen.ink, anchor="ms")
+            self._label_character(centre, baseline - 0.36 * pen.size, character)
+
+    def rule(self, y: float, ink: tuple[int, int, int]) -> None:
+        """A thin line across the page at height `y`."""
+        self._draw.line((6, y, SIZE - 7, y), fill=ink)
+
+    def frame(self, box: tuple[float, float, float, float], ink: tuple[int, int, int]) -> None:
+        """The outline of `box` (left, top, right, bottom)."""
+        self._draw.rectangle(box, outline=ink)
+
+    def bar(self, box: tuple[float, float, float, float], colour: str) -> None:
+        """A filled rectangle (left, top, right, bottom) of a chart."""
+        self._draw.rectangle(box, fill=COLOURS[colour])
+        for row, column, y, x in _centres():
+            if box[0] <= x <= box[2] and box[1] <= y <= box[3]:
+                self.labels[row, column, 2:] = _COLOUR[colour], _FIGURE["bar"]
+
+    def shape(self, name: str, colour: str, x: float, y: float, radius: float) -> None:
+        """One of `SHAPES` inside the circle around (`x`, `y`)."""
+        fill = COLOURS[colour]
+        if name == "circle":
+            self._draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=fill)
+        else:
+            self._draw.polygon([(x + radius * px, y + radius * py) for px, py in _OUTLINES[name]], fill=fill)
+        for row, column, py, px in _centres():
+            if (px - x) ** 2 + (py - y) ** 2 <= max(radius, PATCH / 2) ** 2:
+                self.labels[row, column, 2:] = _COLOUR[colour], _FIGURE[name]
+
+    def _label_character(self, x: float, y: float, character: str) -> None:
+        row, column = int(y // PATCH), int(x // PATCH)
+        if 0 <= row < GRID and 0 <= column < GRID:
+            first = self.labels[row, column, 0] == 0
+            self.labels[row, column, 0 if first else 1] = _CHARACTER[character]
+
+
+def _centres() -> list[tuple[int, int, float, float]]:
+    return [(r, c, (r + 0.5) * PATCH, (c + 0.5) * PATCH) for r in range(GRID) for c in range(GRID)]
+
+
+def _star() -> list[tuple[float, float]]:
+    radii = (1.0, 0.45)
+    return [(radii[i % 2] * math.sin(i * math.pi / 5), -radii[i % 2] * math.cos(i * math.pi / 5)) for i in range(10)]
+
+
+_T = 0.34
+_OUTLINES: dict[str, list[tuple[float, float]]] = {
+    "square": [(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)],
+    "triangle": [(0.0, -1.0), (0.95, 0.75), (-0.95, 0.75)],
+    "diamond": [(0.0, -1.0), (0.75, 0.0), (0.0, 1.0), (-0.75, 0.0)],
+    "star": _star(),
+    "cross": [
+        (-_T, -1.0), (_T, -1.0), (_T, -_T), (1.0, -_T), (1.0, _T), (_T, _T),
+        (_T, 1.0), (-_T, 1.0), (-_T, _T), (-1.0, _T), (-1.0, -_T), (-_T, -_T),
+    ],
+}  # fmt: skip
