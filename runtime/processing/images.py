@@ -18,8 +18,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 def open_image(source: ImageSource, field: str, max_pixels: int) -> Image.Image:
     """The source as an RGB image, as transformers would see it.
 
-    Paths and bytes are read as transformers' `load_image` does: EXIF orientation applied, alpha dropped. PIL images
-    and arrays (uint8 [height, width] or [height, width, 1 | 3 | 4]) are converted as its image processors do:
+    Paths and bytes are read as transformers' `load_image` does: EXIF orientation applied, alpha channel dropped. PIL
+    images and arrays (uint8 [height, width] or [height, width, 1 | 3 | 4]) are converted as its image processors do:
     orientation left alone, alpha blended onto white.
     Raises ImageError naming `field` when the source is no image, is damaged, or has more than `max_pixels` pixels.
     """
@@ -66,7 +66,7 @@ def _decode(stream: IO[bytes], field: str, max_pixels: int) -> Image.Image:
         image.load()
         check_pixels(*image.size, field, max_pixels)
         ImageOps.exif_transpose(image, in_place=True)
-        return image if image.mode == "RGB" else image.convert("RGB")
+        return _blend(image if image.mode == "RGB" else image.convert("RGB"))
     except ImageError:
         raise
     except UnidentifiedImageError as error:
@@ -80,16 +80,19 @@ def _decode(stream: IO[bytes], field: str, max_pixels: int) -> Image.Image:
 def _convert(image: Image.Image, field: str, max_pixels: int) -> Image.Image:
     check_pixels(*image.size, field, max_pixels)
     try:
-        if "A" in image.getbands() or image.info.get("transparency") is not None:
-            layer = image.convert("RGBA")
-            background = Image.new("RGBA", layer.size, (255, 255, 255, 255))
-            return Image.alpha_composite(background, layer).convert("RGB")
-        if image.mode == "RGB":
-            image.load()
-            return image
-        return image.convert("RGB")
+        image.load()
+        return _blend(image)
     except Exception as error:  # a lazily opened file is decoded here
         raise ImageError(f"{field} is a damaged or closed PIL image: {error}") from error
+
+
+def _blend(image: Image.Image) -> Image.Image:
+    """The image as RGB, on white where it is transparent; itself when there is nothing to convert."""
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        layer = image.convert("RGBA")
+        background = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+        return Image.alpha_composite(background, layer).convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _from_array(array: npt.NDArray[np.uint8], field: str, max_pixels: int) -> Image.Image:
