@@ -39,10 +39,9 @@ Progress = Callable[[str, int, int], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class Build:
-    """A finished build: the bundle, what was planned, and the seconds of each stage in order."""
+    """A finished build: the bundle, and the seconds of each stage in order."""
 
     bundle: Bundle
-    plan: Plan
     seconds: dict[str, float]
 
 
@@ -77,7 +76,7 @@ def build(
             with progress(name, number, len(stages)):
                 work()
             seconds[name] = time.perf_counter() - began
-    return Build(Bundle.open(out, verify=False), plan, seconds)
+    return Build(Bundle.open(out, verify=False), seconds)
 
 
 class _Pipeline:
@@ -134,6 +133,7 @@ class _Pipeline:
             precision=precision,
             inputs=(),
             outputs=(),
+            parameters=self.plan.parts[part].parameters,
             weight_bytes=path.with_name(f"{path.name}.data").stat().st_size,
         )
 
@@ -155,9 +155,13 @@ class _Pipeline:
 
     def check(self, part: str) -> None:
         assert self.reference is not None
-        precision, bounds = self.plan.parts[part].precision, getattr(self.recipe.check, part)
-        compare = {"decoder": check_decoder, "vision": check_vision}[part]
-        self._note(part, accuracy=compare(self.engines[part], self.model, self.reference, getattr(bounds, precision)))
+        engine, entry = self.engines[part], self.entries[part]
+        bounds = getattr(getattr(self.recipe.check, part), entry.precision)
+        if part == "decoder":
+            figures = check_decoder(engine, self.model, entry.min_width, self.reference, bounds)
+        else:
+            figures = check_vision(engine, self.model, self.reference, bounds)
+        self._note(part, accuracy=figures)
 
     def measure(self, part: str) -> None:
         engine, measure = self.engines[part], self.recipe.measure

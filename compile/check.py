@@ -112,7 +112,8 @@ def lowest_cosine(wanted: Floats, found: Any) -> float:
 def log_softmax(logits: Floats) -> NDArray[np.float64]:
     """Over the last axis, in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    logs: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return logs
 
 
 def save_reference(reference: Reference, folder: Path) -> None:
@@ -128,8 +129,10 @@ def save_reference(reference: Reference, folder: Path) -> None:
         logits=reference.logits,
     )
     if reference.features is not None:
-        inputs = {f"tile{n}.{name}": array for n, t in enumerate(prompt.tiles) for name, array in t.inputs.items()}
-        np.savez(folder / "vision.npz", image_features=reference.features, **inputs)
+        arrays: dict[str, Any] = {"image_features": reference.features}
+        for number, tile in enumerate(prompt.tiles):
+            arrays |= {f"tile{number}.{name}": values for name, values in tile.inputs.items()}
+        np.savez(folder / "vision.npz", **arrays)
 
 
 def _decode(

@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -94,17 +93,9 @@ def _parameters(checkpoint: Checkpoint) -> dict[str, list[tuple[int, bool]]]:
     )
     with torch.device("meta"):
         model = auto.from_config(checkpoint.config)
-    modules: dict[str, list[Any]] = {
-        "decoder": [
-            model.get_input_embeddings(),
-            checkpoint.family.text_model(model),
-            model.get_output_embeddings(),
-        ]
-    }
-    vision = checkpoint.family.vision_part(model)
-    if vision is not None:
-        modules["vision"] = [vision.module]
-    return {
-        part: [(p.numel(), p.dim() > 1) for p in {id(p): p for m in group for p in m.parameters()}.values()]
-        for part, group in modules.items()
-    }
+    modules = (model.get_input_embeddings(), model.get_decoder(), model.get_output_embeddings())
+    decoder = {id(parameter): parameter for module in modules for parameter in module.parameters()}
+    parts = {"decoder": decoder.values()}
+    if checkpoint.family.has_vision:
+        parts["vision"] = [parameter for parameter in model.parameters() if id(parameter) not in decoder]
+    return {part: [(p.numel(), p.dim() > 1) for p in parameters] for part, parameters in parts.items()}

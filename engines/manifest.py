@@ -47,6 +47,7 @@ class TensorEntry:
 class EngineEntry:
     """One part lowered for one target.
 
+    `parameters`: weights of the part in the model; `weight_bytes`: what the engine stores for them.
     `min_width`: fewest token rows in a step for which every width gives bit-identical results.
     `cost_ms`: measured milliseconds of a step, by width (decoder) or of one tile (vision).
     `accuracy`: the figures of the check against the fp32 model, with the bounds that were applied.
@@ -56,6 +57,7 @@ class EngineEntry:
     precision: str
     inputs: tuple[TensorEntry, ...]
     outputs: tuple[TensorEntry, ...]
+    parameters: int
     weight_bytes: int
     min_width: int = 1
     options: dict[str, str] = field(default_factory=dict)
@@ -64,6 +66,8 @@ class EngineEntry:
 
     def __post_init__(self) -> None:
         check_path(self.path)
+        if self.weight_bytes < 1:
+            raise ManifestError(f"weight_bytes: found {self.weight_bytes}; at least 1 is expected")
         if not 1 <= self.min_width <= MAX_WIDTH:
             raise ManifestError(f"min_width: found {self.min_width}; 1 to {MAX_WIDTH} is allowed")
 

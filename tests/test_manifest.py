@@ -49,6 +49,7 @@ SAMPLE = Manifest(
                     precision="int8",
                     inputs=(TensorEntry("input_ids", "int64", ("batch", "width")),),
                     outputs=(TensorEntry("logits", "float32", ("rows", 400)),),
+                    parameters=900,
                     weight_bytes=1000,
                     min_width=2,
                     cost_ms={"1": 1.5, "2": 1.6},

@@ -70,7 +70,7 @@ def command(
         print(json.dumps(as_plain(result)))
         return
     print(flush=True)
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     console.print(summary(result), style="dim")
     if stats:
         for stage, seconds in result.stats.seconds.items():

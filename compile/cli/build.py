@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from ...engines.schema import encode
 from ...engines.target import TARGETS
 from ..recipe import Recipe, make_recipe, parse_precision
-from .tables import accuracy_table, cost_table, megabytes
+from .tables import costs_table, engines_table, megabytes, part_cells, parts_table
 
 if TYPE_CHECKING:
     from ..build import Build
@@ -60,59 +59,39 @@ def command(
         changes["check"] = {"enabled": False}
     recipe = make_recipe(recipe_file, changes, assignments)
     signal.signal(signal.SIGTERM, _stop)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     with contextlib.redirect_stdout(sys.stderr), quiet_libraries():
         from ..build import build, prepare
 
         if dry_run:
             _, plan = prepare(checkpoint, out, recipe)
-            report, table = {"plan": asdict(plan), "recipe": encode(recipe)}, plan_table(plan)
         else:
             made = build(checkpoint, out, recipe, progress=Stages())
-            report, table = describe(made), build_table(made)
     if as_json:
-        print(json.dumps(report))
-        return
-    console.print(table)
-    if not dry_run:
-        show_measurements(made, console)
+        print(json.dumps({"plan": asdict(plan), "recipe": encode(recipe)} if dry_run else describe(made)))
+    elif dry_run:
+        show_plan(plan, console)
+    else:
+        show_build(made, console)
 
 
-def plan_table(plan: "Plan") -> Table:
+def show_plan(plan: "Plan", console: Console) -> None:
     """Parts with estimated sizes, and what the build needs."""
-    table = _part_table(
-        "estimated size", caption=f"peak memory about {plan.memory / 1e9:.1f} GB, disk {plan.disk / 1e9:.1f} GB"
-    )
+    table = parts_table("estimated size")
     for name, part in plan.parts.items():
-        table.add_row(
-            name,
-            part.precision,
-            f"{part.parameters / 1e6:.1f} M",
-            megabytes(part.engine_bytes),
-            _ratio(part.fp32_bytes, part.engine_bytes),
-        )
-    return table
+        table.add_row(*part_cells(name, part.precision, part.parameters, part.engine_bytes))
+    console.print(table)
+    console.print(f"peak memory about {plan.memory / 1e9:.1f} GB, disk {plan.disk / 1e9:.1f} GB")
 
 
-def build_table(made: "Build") -> Table:
-    """Parts with their sizes as written."""
-    bundle, (build,) = made.bundle, made.bundle.manifest.targets.values()
-    table = _part_table(
-        "size", caption=f"{bundle.path}: {megabytes(bundle.size)}, built in {sum(made.seconds.values()):.0f} s"
-    )
-    for name, part in made.plan.parts.items():
-        size = build.engines[name].weight_bytes
-        table.add_row(
-            name, part.precision, f"{part.parameters / 1e6:.1f} M", megabytes(size), _ratio(part.fp32_bytes, size)
-        )
-    return table
-
-
-def show_measurements(made: "Build", console: Console) -> None:
-    """Accuracy and costs, as far as they were taken."""
+def show_build(made: "Build", console: Console) -> None:
+    """Sizes, accuracy and costs of what was built."""
     (build,) = made.bundle.manifest.targets.values()
-    console.print(accuracy_table(build.engines))
-    console.print(cost_table(build.engines))
+    console.print(engines_table(build.engines))
+    if any(engine.cost_ms for engine in build.engines.values()):
+        console.print(costs_table(build.engines))
+    size, seconds = megabytes(made.bundle.size), sum(made.seconds.values())
+    console.print(f"{made.bundle.path}: {size}, built in {seconds:.0f} s", soft_wrap=True)
 
 
 def describe(made: "Build") -> dict[str, Any]:
@@ -122,7 +101,6 @@ def describe(made: "Build") -> dict[str, Any]:
         "bundle": str(made.bundle.path),
         "bytes": made.bundle.size,
         "seconds": made.seconds,
-        "plan": asdict(made.plan),
         "model": encode(manifest.model),
         "targets": encode(manifest.targets),
     }
@@ -153,19 +131,6 @@ def quiet_libraries() -> Iterator[None]:
 
         logging.disable_progress_bar()
         yield
-
-
-def _part_table(size: str, caption: str) -> Table:
-    table = Table(
-        "part", "precision", box=None, pad_edge=False, header_style="dim", caption=caption, caption_justify="left"
-    )
-    for title in ("parameters", size, "against fp32"):
-        table.add_column(title, justify="right")
-    return table
-
-
-def _ratio(whole: int, part: int) -> str:
-    return f"{whole / part:.1f} x smaller"
 
 
 def _stop(signal_number: int, frame: object) -> NoReturn:

@@ -10,7 +10,7 @@ from rich.table import Table
 from ...engines.bundle import Bundle
 from ...engines.manifest import EngineEntry, TensorEntry
 from ...engines.schema import encode
-from .tables import accuracy_table, cost_table, megabytes
+from .tables import costs_table, engines_table, megabytes, plain_table
 
 
 @click.command("inspect")
@@ -22,7 +22,7 @@ def command(bundle: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(describe(opened)))
         return
-    show(opened, Console(highlight=False))
+    show(opened, Console(highlight=False, markup=False))
 
 
 def describe(bundle: Bundle) -> dict[str, Any]:
@@ -37,9 +37,8 @@ def describe(bundle: Bundle) -> dict[str, Any]:
 
 def show(bundle: Bundle, console: Console) -> None:
     """Print the bundle for people."""
-    manifest, model = bundle.manifest, bundle.manifest.model
-    console.print(f"[bold]{bundle.path.name}[/]  {megabytes(bundle.size)}, {len(manifest.files)} files verified")
-    origin = manifest.provenance
+    manifest, model, origin = bundle.manifest, bundle.manifest.model, bundle.manifest.provenance
+    console.print(f"{bundle.path.name}: {megabytes(bundle.size)}, {len(manifest.files)} files verified", style="bold")
     console.print(
         f"{model.architecture} ({model.family}), {model.parameters / 1e6:.1f} M parameters: {model.layers} layers of "
         f"{model.hidden}, heads {model.heads}/{model.kv_heads} of {model.head_dim}, vocabulary {model.vocabulary}, "
@@ -47,22 +46,24 @@ def show(bundle: Bundle, console: Console) -> None:
     )
     console.print(f"from {origin.checkpoint} (SHA-256 {origin.checkpoint_sha256[:12]}…), {versions(origin.versions)}")
     for target, build in manifest.targets.items():
-        console.print(f"\n[bold]{target}[/]  {versions(build.versions)}")
+        console.print(f"\n{target}: {versions(build.versions)}", style="bold")
         for part, engine in build.engines.items():
-            console.print(engine_table(part, engine))
-        console.print(accuracy_table(build.engines))
-        console.print(cost_table(build.engines))
-    files = Table("file", "bytes", "SHA-256", box=None, pad_edge=False, header_style="dim")
+            console.print(tensors_table(part, engine))
+        console.print()
+        console.print(engines_table(build.engines))
+        if any(engine.cost_ms for engine in build.engines.values()):
+            console.print(costs_table(build.engines))
+    files = plain_table("file", "bytes", "SHA-256")
     for entry in manifest.files:
         files.add_row(entry.path, f"{entry.size:,}", entry.sha256[:16] + "…")
     console.print()
     console.print(files)
 
 
-def engine_table(part: str, engine: EngineEntry) -> Table:
+def tensors_table(part: str, engine: EngineEntry) -> Table:
     """Inputs and outputs; the cache's tensors, one pair per layer, take one line."""
-    title = f"{part}: {engine.precision}, {megabytes(engine.weight_bytes)} of weights, {engine.path}"
-    table = Table("", "name", "type", "shape", title=title, title_justify="left", box=None, pad_edge=False)
+    table = plain_table("", "name", "type", "shape")
+    table.title, table.title_justify = f"{part}  {engine.path}", "left"
     for kind, tensors in (("in", engine.inputs), ("out", engine.outputs)):
         for name, tensor in grouped(tensors).items():
             table.add_row(kind, name, tensor.dtype, " × ".join(map(str, tensor.shape)), style="dim")

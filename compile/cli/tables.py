@@ -6,32 +6,48 @@ from rich.table import Table
 
 from ...engines.manifest import EngineEntry
 
+FIGURES = ("cosine", "agreement", "divergence")
 
-def accuracy_table(engines: Mapping[str, EngineEntry]) -> Table:
-    """Each figure of the check beside the fp32 model, with the bound that was applied."""
-    table = Table("accuracy", "figure", "found", "bound", box=None, pad_edge=False, header_style="dim")
+
+def engines_table(engines: Mapping[str, EngineEntry]) -> Table:
+    """Size of each part against fp32 and, beside the fp32 model, its accuracy (`-` where it was not checked)."""
+    table = parts_table("size", *FIGURES)
     for part, engine in engines.items():
-        if not engine.accuracy:
-            table.add_row(part, "not checked", "", "")
-        for name, value in engine.accuracy.items():
-            if not name.endswith("_bound"):
-                bound = engine.accuracy.get(f"{name}_bound")
-                table.add_row(part, name, f"{value:.5f}", "" if bound is None else f"{bound:g}")
+        figures = (f"{engine.accuracy[name]:.5f}" if name in engine.accuracy else "-" for name in FIGURES)
+        table.add_row(*part_cells(part, engine.precision, engine.parameters, engine.weight_bytes), *figures)
     return table
 
 
-def cost_table(engines: Mapping[str, EngineEntry]) -> Table:
+def parts_table(*columns: str) -> Table:
+    """An empty table with a row per part; `part_cells` fills all but the columns after the first of `columns`."""
+    size, *more = columns
+    table = plain_table("part", "precision")
+    for title in ("parameters", size, "compression", *more):
+        table.add_column(title, justify="right")
+    return table
+
+
+def part_cells(part: str, precision: str, parameters: int, size: int) -> tuple[str, ...]:
+    """Cells of `parts_table`; the compression is against fp32."""
+    return part, precision, f"{parameters / 1e6:.1f} M", megabytes(size), f"{4 * parameters / size:.1f}x"
+
+
+def costs_table(engines: Mapping[str, EngineEntry]) -> Table:
     """Measured milliseconds: of a decoder's step by token rows, of one image tile."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("milliseconds")
-    decoder = engines["decoder"].cost_ms if "decoder" in engines else {}
-    for width in decoder:
-        table.add_column(f"width {width}", justify="right")
-    table.add_row("decoder step", *(f"{cost:.2f}" for cost in decoder.values()) if decoder else ("not measured",))
-    if "vision" in engines:
-        tile = engines["vision"].cost_ms.get("1")
-        table.add_row("vision tile", "not measured" if tile is None else f"{tile:.2f}")
+    table = plain_table("milliseconds, by tokens in a step")
+    measured = {part: engine.cost_ms for part, engine in engines.items() if engine.cost_ms}
+    widths = sorted({width for costs in measured.values() for width in costs}, key=lambda width: (len(width), width))
+    for width in widths:
+        table.add_column(width, justify="right")
+    for part, costs in measured.items():
+        title = "vision, one tile" if part == "vision" else part
+        table.add_row(title, *(f"{costs[width]:.2f}" if width in costs else "" for width in widths))
     return table
+
+
+def plain_table(*columns: str) -> Table:
+    """Columns without lines."""
+    return Table(*columns, box=None, pad_edge=False, header_style="dim")
 
 
 def megabytes(size: float) -> str:
