@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.processing_utils import ProcessorMixin
 
-from ..engines.errors import AccuracyError, CheckpointError, PromptError, SpecEyesError
+from ..engines.errors import AccuracyError, CheckpointError, PromptError
 from ..runtime.processing.chat_template import ChatTemplate
 from ..runtime.processing.config import (
     FILE,
@@ -31,10 +31,7 @@ from ..runtime.processing.config import (
     TOKENIZER_FILE,
     Idefics3Config,
     ImageConfig,
-    LlavaConfig,
-    PixelConfig,
     ProcessingConfig,
-    Qwen2VLConfig,
     TextConfig,
     compute_hash,
     dump_config,
@@ -42,6 +39,7 @@ from ..runtime.processing.config import (
 from ..runtime.processing.golden import ARRAYS_FILE, IMAGE_FILE, check_ids, check_pixels, verify_golden
 from ..runtime.processing.processor import Processor
 from ..runtime.processing.text import Tokenizer
+from .image_layout import describe_image
 
 QUESTION = "What is in the picture?"
 PROBE = "a lighthouse"
@@ -59,7 +57,7 @@ class Source:
     template: str | None
 
 
-class _Qwen2VLImages(Qwen2VLProcessor):
+class _Qwen2VLImages(Qwen2VLProcessor):  # type: ignore[misc]
     """Without videos, whose processor needs torchvision."""
 
     def __init__(
@@ -179,7 +177,7 @@ def _write(source: Source, folder: Path) -> ProcessingConfig:
     source.tokenizer.save_pretrained(tokenizer_folder)
     tokens = source.tokenizer.special_tokens_map
     text = TextConfig(special_tokens=dict(tokens), content=_find_content_kind(source.template, tokens))
-    image = _describe_image(source) if source.processor is not None else None
+    image = describe_image(source.processor, source.config) if source.processor is not None else None
     template = (folder / TEMPLATE_FILE).read_bytes() if source.template is not None else None
     hash = compute_hash(text, image, (folder / TOKENIZER_FILE).read_bytes(), template)
     config = ProcessingConfig(1, text, image, MAX_IMAGE_PIXELS, hash)
@@ -202,112 +200,6 @@ def _find_content_kind(template: str | None, tokens: dict[str, str]) -> Any:
 
     parts = shows([{"type": "text", "text": PROBE}])
     return ("any" if shows(PROBE) else "parts") if parts else "string"
-
-
-def _describe_image(source: Source) -> ImageConfig:
-    processor: Any = source.processor
-    image = processor.image_processor
-    kind = source.config.model_type
-    expected = getattr(source.config, "image_token_id", None)
-    found = source.tokenizer.convert_tokens_to_ids(processor.image_token)
-    if expected is not None and found != expected:
-        raise CheckpointError(
-            f"config.json: image_token_id is {expected}, but the tokenizer gives {processor.image_token!r} id {found}"
-        )
-    try:
-        if kind in ("idefics3", "smolvlm"):
-            return _describe_idefics3(processor, image, source.config)
-        if kind == "llava":
-            return _describe_llava(processor, image, source.config)
-        return _describe_qwen2_vl(processor, image, source.config)
-    except SpecEyesError as error:
-        raise CheckpointError(f"{type(image).__name__}: {error}") from error
-
-
-def _describe_pixels(image: Any) -> PixelConfig:
-    def three(value: Any) -> tuple[float, ...]:
-        return tuple(float(item) for item in (value if isinstance(value, list | tuple) else [value] * 3))
-
-    return PixelConfig(
-        resample=Image.Resampling(image.resample).name.lower(),  # type: ignore[arg-type]
-        rescale_factor=float(image.rescale_factor) if image.do_rescale else 1.0,
-        mean=three(image.image_mean) if image.do_normalize else (0.0, 0.0, 0.0),
-        std=three(image.image_std) if image.do_normalize else (1.0, 1.0, 1.0),
-    )
-
-
-def _describe_idefics3(processor: Any, image: Any, config: Any) -> Idefics3Config:
-    edge = image.max_image_size["longest_edge"]
-    if image.do_resize and not image.size.longest_edge:
-        raise CheckpointError(f"size is {dict(image.size)}; longest_edge is expected")
-    features = (edge // config.vision_config.patch_size) ** 2 // config.scale_factor**2
-    if features != processor.image_seq_len:
-        raise CheckpointError(
-            f"image_seq_len is {processor.image_seq_len}, but the model gives {features} features for {edge} pixels"
-        )
-    return Idefics3Config(
-        token=processor.image_token,
-        boundary_token=processor.fake_image_token,
-        global_token=processor.global_image_tag,
-        tile_features=processor.image_seq_len,
-        longest_edge=image.size.longest_edge if image.do_resize else None,
-        tile_edge=edge,
-        split=bool(image.do_image_splitting),
-        pixels=_describe_pixels(image),
-    )
-
-
-def _describe_llava(processor: Any, image: Any, config: Any) -> LlavaConfig:
-    name = type(image).__name__
-    if not name.startswith(("CLIP", "Siglip", "Llava")):
-        raise CheckpointError(f"the image processor {name} is not known; allowed: CLIP, Siglip and Llava")
-    if image.do_pad and not name.startswith("Llava"):
-        raise CheckpointError("do_pad is true; only LlavaImageProcessor pads")
-    size = image.size
-    square = (size.height, size.width) if size.height and size.width else None
-    if image.do_resize and (not (square or size.shortest_edge) or size.longest_edge):
-        raise CheckpointError(f"size is {dict(size)}; height and width, or shortest_edge, are expected")
-    dropped = processor.vision_feature_select_strategy == "default"
-    vision = config.vision_config
-    tokens = processor.num_additional_image_tokens - dropped
-    extra = (vision.model_type == "clip_vision_model") - (config.vision_feature_select_strategy == "default")
-    if (tokens, processor.patch_size) != (extra, vision.patch_size):
-        raise CheckpointError(
-            f"processor_config.json: patch_size {processor.patch_size}, vision_feature_select_strategy "
-            f"{processor.vision_feature_select_strategy!r} and num_additional_image_tokens "
-            f"{processor.num_additional_image_tokens} do not give the model's features "
-            f"(patch_size {vision.patch_size}, {config.vision_feature_select_strategy!r}, {vision.model_type})"
-        )
-    return LlavaConfig(
-        token=processor.image_token,
-        pad_color=tuple(int(mean * 255) for mean in image.image_mean) if image.do_pad else None,
-        shortest_edge=size.shortest_edge if image.do_resize and not square else None,
-        resize=square if image.do_resize else None,
-        crop=(image.crop_size.height, image.crop_size.width) if image.do_center_crop else None,
-        patch_size=processor.patch_size,
-        additional_features=tokens,
-        pixels=_describe_pixels(image),
-    )
-
-
-def _describe_qwen2_vl(processor: Any, image: Any, config: Any) -> Qwen2VLConfig:
-    vision = config.vision_config
-    found = image.patch_size, image.temporal_patch_size, image.merge_size
-    wanted = vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size
-    if found != wanted:
-        raise CheckpointError(f"patch_size, temporal_patch_size, merge_size are {found}; the model's are {wanted}")
-    if not image.do_resize:
-        raise CheckpointError("do_resize is false; patches need a size that they divide")
-    return Qwen2VLConfig(
-        token=processor.image_token,
-        patch_size=image.patch_size,
-        temporal_patch_size=image.temporal_patch_size,
-        merge_size=image.merge_size,
-        min_pixels=image.size.shortest_edge,
-        max_pixels=image.size.longest_edge,
-        window_size=getattr(vision, "window_size", None) if config.model_type == "qwen2_5_vl" else None,
-        pixels=_describe_pixels(image),
-    )
 
 
 def _check_conversation(source: Source, ours: Processor, images: list[Image.Image]) -> float:
@@ -364,4 +256,4 @@ def _write_golden(source: Source, ours: Processor, golden: Image.Image, folder: 
         arrays["token_ids"] = np.asarray(expected["input_ids"])[0].astype(np.int64)
         arrays["pixel_values"] = _reference_pixels(image, expected)
     with (folder / ARRAYS_FILE).open("wb") as stream:
-        np.savez_compressed(stream, **arrays)
+        np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
