@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from scripts.demo import batches, documents, evaluate, model, tasks, tokenizer
+from scripts.demo import alignment, batches, documents, evaluate, model, tasks, tokenizer
 from scripts.demo.canvas import ALPHABET, Canvas, Pen
 from scripts.demo.muon import orthogonalise
+from scripts.demo.sample import Sample, Turn
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,37 @@ def test_labels_name_the_characters_of_a_patch():
     assert canvas.labels[0, 0, :2].tolist() == expected[:2]
     assert canvas.labels[0, 1, :2].tolist() == [expected[2], 0]
     assert canvas.labels[1:].sum() == 0
+
+
+def test_answers_are_aligned_with_where_they_are_written():
+    canvas = Canvas()
+    canvas.text(0, 15, "NAME: ADA", Pen(cell=8, size=13))
+    canvas.text(0, 47, "SEAT: 7", Pen(cell=8, size=13))
+    sample = Sample((canvas,), ())
+    assert alignment.spots(sample, Turn("?", "ADA", "document/badge")) == [(0, 1), (0, 1), (0, 2)]
+    reading = Turn("?", '{"name":"ADA","place":"7"}', "fields/badge")
+    found = alignment.spots(sample, reading)
+    assert [found[reading.answer.index(text)] for text in ("name", "ADA", "place", "7")] == [
+        (0, 0),
+        (0, 1),
+        (0, 6),
+        (0, 7),
+    ]
+    assert alignment.spots(sample, Turn("?", "A", "document/badge")) == [None]
+
+
+def test_colours_of_a_clip_are_aligned_with_their_shape():
+    frames = (Canvas(), Canvas())
+    for frame, x in zip(frames, (20, 150), strict=True):
+        frame.shape("star", "red", x, 100, 18)
+    turn = Turn("Summarise the clip.", "The red star moves right.", "clip")
+    found = alignment.spots(Sample(frames, (turn,)), turn)
+    assert [found[turn.answer.index(word)] for word in ("red", "star", "moves", "right")] == [
+        (0, 18),
+        (0, 18),
+        (1, 22),
+        (1, 22),
+    ]
 
 
 @pytest.mark.parametrize("task", ["document", "scene", "clip"])

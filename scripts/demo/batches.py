@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from .alignment import spots as spots_of
 from .canvas import Canvas
 from .model import IMAGE_TOKENS
 from .sample import Sample, Turn
@@ -21,6 +22,7 @@ class Batch:
     pixels: float32 (images, 3, SIZE, SIZE), in [-1, 1]; labels: int64 (images, GRID, GRID, 4).
     ids, positions, turns: int64 (rows, length); `turns` numbers a token's turn from 1, 0 in the prefix, -1 in padding.
     targets: int64 (rows, length), the token that follows or -100; weights: float32 (rows, length).
+    places: int64 (rows, length), the position of the image token that the target is read off, or -1.
     """
 
     pixels: torch.Tensor
@@ -30,6 +32,7 @@ class Batch:
     turns: torch.Tensor
     targets: torch.Tensor
     weights: torch.Tensor
+    places: torch.Tensor
 
     def mask(self) -> torch.Tensor:
         """Additive attention mask, float32 (rows, 1, length, length)."""
@@ -69,11 +72,21 @@ class Encoder:
         """The question with the generation prompt, and the answer with its end."""
         return self.text(turn.question) + self._prompt, [*self.text(turn.answer), self.end]
 
+    def _places(self, sample: Sample, turn: Turn, answer: list[int]) -> list[int]:
+        """For every token of the answer, the position in the prefix of the image token that shows its beginning."""
+        spots = spots_of(sample, turn)
+        places, start = [], 0
+        for token in self._tokenizer.convert_ids_to_tokens(answer[:-1]):
+            spot = next((spot for spot in spots[start : start + len(token)] if spot), None)
+            start += len(token)
+            places.append(len(self._start) + spot[0] * len(self._picture) + 2 + spot[1] if spot else -1)
+        return [*places, -1]
+
     def batch(self, samples: list[Sample]) -> Batch:
         """Pad samples to the longest."""
         rows = [self._row(sample) for sample in samples]
         length = max(len(row["ids"]) for row in rows)
-        fill = {"ids": self.pad, "positions": 0, "turns": -1, "targets": -100, "weights": 0.0}
+        fill = {"ids": self.pad, "positions": 0, "turns": -1, "targets": -100, "weights": 0.0, "places": -1}
         columns = {
             name: torch.tensor([[*row[name], *[value] * (length - len(row[name]))] for row in rows])
             for name, value in fill.items()
@@ -91,6 +104,7 @@ class Encoder:
             "turns": [0] * size,
             "targets": [-100] * size,
             "weights": [0.0] * size,
+            "places": [-1] * size,
         }
         for number, turn in enumerate(sample.turns, 1):
             question, answer = self.turn(turn)
@@ -100,5 +114,6 @@ class Encoder:
             row["positions"] += range(size, size + len(ids))
             row["turns"] += [number] * len(ids)
             row["targets"] += [-100] * silent + answer
+            row["places"] += [-1] * silent + self._places(sample, turn, answer)
             row["weights"] += [0.0] * silent + [len(answer) ** -0.5] * len(answer)
         return row

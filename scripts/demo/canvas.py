@@ -11,6 +11,7 @@ from . import fonts
 SIZE = 192
 PATCH = 16
 GRID = SIZE // PATCH
+SQUARE = 2 * PATCH
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:/-#$%&*+=()'"
 COLOURS: dict[str, tuple[int, int, int]] = {
@@ -45,23 +46,28 @@ class Canvas:
     """`SIZE` x `SIZE` RGB pixels and, per patch, the labels of what its area holds.
 
     `labels` is int64 of shape (GRID, GRID, 4): the first and second character with their centre in the patch,
-    the colour and the figure that cover its centre; 0 says none.
+    the colour and the figure that cover its centre; 0 says none. `runs` are the texts written, with the image token
+    of every character; `things` are colour, figure and image token of the bars and shapes.
     """
 
     def __init__(self, paper: tuple[int, int, int] = (255, 255, 255)) -> None:
         self.image = Image.new("RGB", (SIZE, SIZE), paper)
         self.labels = np.zeros((GRID, GRID, 4), dtype=np.int64)
+        self.runs: list[tuple[str, list[int]]] = []
+        self.things: list[tuple[str, str, int]] = []
         self._draw = ImageDraw.Draw(self.image)
 
     def text(self, x: float, baseline: float, text: str, pen: Pen) -> None:
         """Write `text` in cells of equal width, the first starting at `x`, in pixels."""
         font = fonts.load(pen.face, pen.size)
+        middle = baseline - 0.36 * pen.size
+        self.runs.append((text, [_token(x + (i + 0.5) * pen.cell, middle) for i in range(len(text))]))
         for index, character in enumerate(text):
             if character == " ":
                 continue
             centre = x + (index + 0.5) * pen.cell
             self._draw.text((centre, baseline), character, font=font, fill=pen.ink, anchor="ms")
-            self._label_character(centre, baseline - 0.36 * pen.size, character)
+            self._label_character(centre, middle, character)
 
     def rule(self, y: float, ink: tuple[int, int, int]) -> None:
         """A thin line across the page at height `y`."""
@@ -74,6 +80,7 @@ class Canvas:
     def bar(self, box: tuple[float, float, float, float], colour: str) -> None:
         """A filled rectangle (left, top, right, bottom) of a chart."""
         self._draw.rectangle(box, fill=COLOURS[colour])
+        self.things.append((colour, "bar", _token((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)))
         for row, column, y, x in _centres():
             if box[0] <= x <= box[2] and box[1] <= y <= box[3]:
                 self.labels[row, column, 2:] = _COLOUR[colour], _FIGURE["bar"]
@@ -81,6 +88,7 @@ class Canvas:
     def shape(self, name: str, colour: str, x: float, y: float, radius: float) -> None:
         """One of `SHAPES` inside the circle around (`x`, `y`)."""
         fill = COLOURS[colour]
+        self.things.append((colour, name, _token(x, y)))
         if name == "circle":
             self._draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=fill)
         else:
@@ -94,6 +102,13 @@ class Canvas:
         if 0 <= row < GRID and 0 <= column < GRID:
             first = self.labels[row, column, 0] == 0
             self.labels[row, column, 0 if first else 1] = _CHARACTER[character]
+
+
+def _token(x: float, y: float) -> int:
+    """The number of the image token whose square holds a point."""
+    side = SIZE // SQUARE
+    row, column = (min(max(int(v // SQUARE), 0), side - 1) for v in (y, x))
+    return row * side + column
 
 
 def _centres() -> list[tuple[int, int, float, float]]:

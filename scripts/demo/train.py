@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from . import documents, tasks, tokenizer
 from .auxiliary import PatchHeads
 from .batches import Batch, Encoder
+from .guidance import Guide
 from .model import create
 from .muon import Muon
 from .sample import Sample
@@ -29,15 +30,16 @@ GLYPH_SHARE = 0.125
 SETTLE_SHARE = 0.03
 DECAY_SHARE = 0.3
 WARM_UP = 100
+GUIDANCE = 0.3
 MUON_RATE, ADAM_RATE = 0.02, 0.002
-SAVE_EVERY, VALIDATE_EVERY, LOG_EVERY = 600.0, 300.0, 20
+SAVE_EVERY, VALIDATE_EVERY, LOG_EVERY = 300.0, 400.0, 20
 
 
 def mixture(progress: float) -> dict[str, float]:
     """Shares of the tasks at `progress` (0 to 1) through the joint training."""
     if progress < 0.08:
         return {"lines": 0.6, "document": 0.1, "scene": 0.2, "chart": 0.05, "clip": 0.05}
-    return {"lines": 0.15, "document": 0.4, "scene": 0.17, "chart": 0.16, "clip": 0.12}
+    return {"lines": 0.18, "document": 0.38, "scene": 0.16, "chart": 0.15, "clip": 0.13}
 
 
 class Trainer:
@@ -50,6 +52,7 @@ class Trainer:
         torch.manual_seed(0)
         self.model = create(self.tokenizer)
         self.heads = PatchHeads(self.model.config)
+        self.guide = Guide(self.model.model.text_model)
         matrices, rest = [], list(self.heads.parameters())
         for name, parameter in self.model.named_parameters():
             hidden = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
@@ -205,10 +208,12 @@ class Trainer:
         logits = self._answers(batch, features)
         errors = functional.cross_entropy(logits, targets, reduction="none")
         loss = (errors * weights).sum() / weights.sum()
-        self._update(loss + (1 - 0.8 * progress) * auxiliary)
+        guided = self.guide.loss(batch.places)
+        self._update(loss + (1 - 0.8 * progress) * auxiliary + GUIDANCE * guided)
         accuracy = (logits.argmax(-1) == targets).float().mean()
         return {
-            "loss": loss.item(), "accuracy": accuracy.item(), "auxiliary": auxiliary.item(), "characters": right.item(),
+            "loss": loss.item(), "accuracy": accuracy.item(), "guided": guided.item(),
+            "auxiliary": auxiliary.item(), "characters": right.item(),
         }  # fmt: skip
 
     def _update(self, loss: torch.Tensor) -> None:
