@@ -105,7 +105,7 @@ def load_source(checkpoint: Path) -> Source:
     tokenizer = _load(checkpoint, AutoTokenizer, "tokenizer")
     if not tokenizer.is_fast:
         raise CheckpointError(f"{checkpoint}: the tokenizer has no tokenizer.json form; save a fast tokenizer there")
-    options, _ = ProcessorMixin.get_processor_dict(checkpoint, local_files_only=True)
+    options = _read_options(checkpoint)
     template = options.pop("chat_template", None) or tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
@@ -154,6 +154,15 @@ def _load(checkpoint: Path, loader: Any, what: str, **options: Any) -> Any:
         return loader.from_pretrained(checkpoint, local_files_only=True, **options)
     except Exception as error:  # transformers raises many kinds here
         raise CheckpointError(f"{checkpoint}: transformers cannot load the {what}: {error}") from error
+
+
+def _read_options(checkpoint: Path) -> dict[str, Any]:
+    """processor_config.json and the chat template, wherever this version of transformers looks for them."""
+    try:
+        options, _ = ProcessorMixin.get_processor_dict(checkpoint, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{checkpoint}: transformers cannot load the processor: {error}") from error
+    return dict(options)
 
 
 def _build_processor(

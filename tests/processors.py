@@ -22,6 +22,8 @@ from transformers import (
     Qwen2VLConfig,
     Qwen2VLImageProcessorPil,
     SiglipImageProcessorPil,
+    SmolVLMConfig,
+    SmolVLMImageProcessorPil,
 )
 
 from .checkpoints import CORPUS, IDEFICS3_TEMPLATE, session_folder, tokenizer
@@ -132,19 +134,18 @@ def _save(
     return folder
 
 
-def idefics3(folder: Path, *, split: bool = True, longest: int = 256) -> Path:
+def idefics3(folder: Path, *, split: bool = True, kind: type = Idefics3Config) -> Path:
     """64-pixel tiles of 16 / 2 = 8 → 4 x 4 patches merged by 2: 4 features a tile."""
     text = smolvlm_tokenizer()
-    config = Idefics3Config(
+    config = kind(
         image_token_id=text.convert_tokens_to_ids("<image>"),
         scale_factor=2,
         vision_config={"image_size": 64, "patch_size": 16, **SMALL},
         text_config={"model_type": "llama", "vocab_size": len(text), **SMALL},
     )
-    image = Idefics3ImageProcessorPil(
-        size={"longest_edge": longest}, max_image_size={"longest_edge": 64}, do_image_splitting=split
-    )
-    options = {"processor_class": "Idefics3Processor", "image_seq_len": 4}
+    image_kind = SmolVLMImageProcessorPil if kind is SmolVLMConfig else Idefics3ImageProcessorPil
+    image = image_kind(size={"longest_edge": 256}, max_image_size={"longest_edge": 64}, do_image_splitting=split)
+    options = {"processor_class": kind.__name__.replace("Config", "Processor"), "image_seq_len": 4}
     return _save(folder, config, text, image, IDEFICS3_TEMPLATE, options)
 
 
@@ -217,6 +218,7 @@ def text_only(folder: Path, text: PreTrainedTokenizerFast, template: str | None 
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "idefics3": idefics3,
     "idefics3_whole": lambda folder: idefics3(folder, split=False),
+    "smolvlm": lambda folder: idefics3(folder, kind=SmolVLMConfig),
     "llava_clip": llava_clip,
     "llava_clip_full": llava_clip_full,
     "llava_siglip": llava_siglip,

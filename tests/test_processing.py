@@ -223,6 +223,16 @@ def test_tiles_follow_the_image_size() -> None:
     assert len(whole.tiles) == 1
 
 
+@pytest.mark.parametrize(("size", "grid"), [((64, 64), (4, 4)), ((250, 60), (1, 4)), ((60, 130), (4, 2))])
+def test_tile_tokens_as_smolvlm_writes_them(size: tuple[int, int], grid: tuple[int, int]) -> None:
+    from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+    ours = Processor.load(bundle("smolvlm"))
+    text = ours.layout.prepare(picture(*size), "image").text
+    wanted = get_image_prompt_string(*grid, 1, "<fake_token_around_image>", "<image>", "<global-img>")
+    assert text == wanted
+
+
 def test_feature_count_follows_the_strategy() -> None:
     counts = {
         name: Processor.load(bundle(name)).prepare("what?", images=[picture(80, 50)]).tiles[0].features

@@ -200,6 +200,12 @@ def test_golden_with_another_shape(copied: Path) -> None:
         verify_golden(copied)
 
 
+def test_golden_without_pixels(copied: Path) -> None:
+    np.savez(copied / "accuracy/golden.npz", prompt=np.array("a"))
+    with pytest.raises(BundleError, match=r"golden\.npz lacks token_ids, pixel_values"):
+        verify_golden(copied)
+
+
 @pytest.mark.parametrize("damage", ["pickle", "empty", "missing"])
 def test_golden_that_cannot_be_read(copied: Path, damage: str) -> None:
     path = copied / "accuracy/golden.npz"
@@ -241,6 +247,12 @@ def test_checkpoint_without_a_configuration(checkpoint: Path, tmp_path: Path) ->
 def test_broken_tokenizer_file(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match="transformers cannot load the tokenizer"):
+        write_processing(checkpoint, tmp_path / "out")
+
+
+def test_broken_processor_file(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "processor_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="transformers cannot load the processor"):
         write_processing(checkpoint, tmp_path / "out")
 
 

@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ def verify_golden(folder: Path, processor: Processor | None = None) -> float:
     processor = processor if processor is not None else Processor.load(folder)
     arrays = _read_arrays(folder / ARRAYS_FILE)
     image = processor.config.image
+    wanted = ("prompt", "token_ids") if image is None else ("prompt", "token_ids", "pixel_values")
+    if missing := [name for name in wanted if name not in arrays]:
+        raise BundleError(f"{ARRAYS_FILE} lacks {', '.join(missing)}; compile the bundle again")
     images = [folder / IMAGE_FILE] if image is not None else []
     prompt = processor.prepare(prompt=str(arrays["prompt"]), images=images)
     check_ids(prompt.token_ids, arrays["token_ids"], "the golden prompt")
@@ -70,5 +74,5 @@ def _read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
                 raise BundleError(f"{ARRAYS_FILE} unpacks to {size} bytes; at most {LARGEST_ARRAYS} are read")
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, MemoryError, zlib.error, zipfile.BadZipFile) as error:
         raise BundleError(f"{ARRAYS_FILE} cannot be read: {error}; compile the bundle again") from error
