@@ -13,7 +13,7 @@ from ..engines.target import Target, choose_target
 from .decoder import Decoder
 from .generation import Engines, Row, generate
 from .options import Options
-from .processing.processor import ImageSource, Processor
+from .processing import ImageSource, Processor
 from .results import Result
 from .vision import Vision
 
