@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import NewGELUActivation
 from transformers.modeling_utils import AttentionInterface
+from transformers.pytorch_utils import Conv1D
 
 from ..plugins import cached_attention as operator
 
@@ -55,7 +57,7 @@ def attend_cached(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of decoders: one speceyes::CachedAttention node. `query` is [batch, heads, width, head_dim]."""
+    """The attention function of decoders, one speceyes::CachedAttention; `query` is [batch, heads, width, head_dim]."""
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     batch, heads, width, _dim = query.shape
     cache_k, cache_v = step.cache_k[layer], step.cache_v[layer]
@@ -77,9 +79,15 @@ def attend_cached(
 
 
 def attend_full(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float, **_: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    **_: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of vision towers: one standard Attention node; `query` is [batch, heads, patches, head_dim]."""
+    """The attention function of vision towers, one standard Attention; `query` is [batch, heads, patches, head_dim]."""
     batch, heads, patches, _dim = query.shape
     inputs = [join_heads(query), join_heads(key), join_heads(value)]
     attended = torch.onnx.ops.symbolic(
@@ -98,7 +106,7 @@ def join_heads(states: Tensor) -> Tensor:
 
 
 def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    """`apply_rotary_pos_emb` as standard RotaryEmbedding nodes; `cos`, `sin` are [batch, width, head_dim], both halves alike."""
+    """`apply_rotary_pos_emb` as RotaryEmbedding nodes; `cos`, `sin` are [batch, width, head_dim], both halves alike."""
     half = cos.shape[-1] // 2
     cos, sin = cos[..., :half], sin[..., :half]
 
@@ -133,9 +141,12 @@ def traceable(*models: nn.Module, attention: str) -> Iterator[None]:
                 if hasattr(getattr(module, "config", None), "_attn_implementation"):
                     stack.enter_context(_swapped(vars(module.config), "_attn_implementation_internal", attention))
                 if type(module).__name__.endswith("RMSNorm"):
-                    if (scale := _rms_scale(module)) is not None:
-                        stack.enter_context(_swapped(module._parameters, "weight", scale))
+                    stack.enter_context(_swapped(module._parameters, "weight", _rms_scale(module)))
                     stack.enter_context(_swapped(vars(module), "forward", _rms_forward(module)))
+                if isinstance(module, Conv1D):
+                    stack.enter_context(_swapped(vars(module), "forward", _conv1d_forward(module)))
+                if isinstance(module, NewGELUActivation):
+                    stack.enter_context(_swapped(vars(module), "forward", _gelu_tanh))
             for source in _modeling_modules(model):
                 if hasattr(source, "apply_rotary_pos_emb"):
                     stack.enter_context(_swapped(vars(source), "apply_rotary_pos_emb", rotate))
@@ -160,15 +171,25 @@ def _unregister(*names: str) -> None:
 
 
 def _rms_forward(module: nn.Module) -> Any:
-    epsilon = float(module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps)  # type: ignore[arg-type]
+    epsilon = float(getattr(module, "variance_epsilon", None) or module.eps)  # type: ignore[arg-type]
     return lambda states: normalise(states, module.weight, epsilon)  # type: ignore[arg-type]
 
 
-def _rms_scale(module: nn.Module) -> nn.Parameter | None:
-    """Gemma stores offsets from one: the scale to use in place of the weight, or None where the weight is the scale."""
-    if hasattr(module, "variance_epsilon"):
-        return None
-    return nn.Parameter(1.0 + module.weight.detach(), requires_grad=False)  # type: ignore[operator]
+def _rms_scale(module: nn.Module) -> nn.Parameter:
+    """The factor after normalisation; Gemma stores its offset from one."""
+    weight: nn.Parameter = module.weight  # type: ignore[assignment]
+    offset = type(module).__name__.startswith("Gemma")
+    return nn.Parameter(1.0 + weight.detach(), requires_grad=False) if offset else weight
+
+
+def _conv1d_forward(module: Conv1D) -> Any:
+    """GPT-2's linear layer without its detour over two dimensions."""
+    return lambda states: torch.matmul(states, module.weight) + module.bias
+
+
+def _gelu_tanh(states: Tensor) -> Tensor:
+    """What `NewGELUActivation` spells out, as one operator."""
+    return nn.functional.gelu(states, approximate="tanh")
 
 
 def _modeling_modules(model: nn.Module) -> list[ModuleType]:

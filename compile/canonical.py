@@ -1,29 +1,23 @@
-"""Bring an exported graph into canonical form: named dimensions, static reshapes, weights as [in, out], stable names."""
+"""Bring an exported graph into canonical form: constant shapes, weights [in, out], stable names."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import optimize_ir
 
-Dimensions = Mapping[str, Mapping[int, str]]
-
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _SLICED_LIST = re.compile(r"\.slice\([^)]*\)")
 
 
-def canonicalise(model: ir.Model, dimensions: Dimensions, outputs: Sequence[str]) -> None:
-    """Rewrite `model` in place.
-
-    `dimensions` names the symbolic axes of the graph's inputs ({input: {axis: symbol}}); `outputs` names its outputs.
-    """
-    name_dimensions(model.graph, dimensions)
+def canonicalise(model: ir.Model, outputs: Sequence[str]) -> None:
+    """Rewrite `model` in place; `outputs` names the graph's outputs."""
     for value, name in zip(model.graph.outputs, outputs, strict=True):
         value.name = name
     optimize_ir(model, should_fold=lambda node: False if node.op_type == "Transpose" else None)
@@ -38,27 +32,8 @@ def canonicalise(model: ir.Model, dimensions: Dimensions, outputs: Sequence[str]
     model.graph.metadata_props.clear()
 
 
-def name_dimensions(graph: ir.Graph, dimensions: Dimensions) -> None:
-    """Replace the tracer's symbols by the contract's; symbols that stand for one dimension become one."""
-    names: dict[str, str] = {}
-    for value in graph.inputs:
-        for axis, name in dimensions.get(value.name or "", {}).items():
-            assert value.shape is not None
-            names[str(value.shape[axis])] = name
-    values = [*graph.inputs, *(output for node in graph for output in node.outputs)]
-    for value in values:
-        if value.shape is not None:
-            value.shape = ir.Shape([_renamed(dim, names) for dim in value.shape])
-
-
-def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
-    if isinstance(dim, int) or dim.value is None:
-        return dim if isinstance(dim, int) else None
-    return re.sub(r"\w+", lambda match: names.get(match[0], match[0]), str(dim))
-
-
 def fold_reshapes(graph: ir.Graph) -> None:
-    """Give every Reshape whose target is known but for one dimension a constant target; drop those that change nothing."""
+    """Give each Reshape whose target is known but for one dimension a constant target; drop those that do nothing."""
     for node in list(graph):
         if node.op_type != "Reshape":
             continue
@@ -79,7 +54,7 @@ def fold_reshapes(graph: ir.Graph) -> None:
 
 
 def _constant_target(source: ir.Shape, target: ir.Shape) -> list[int] | None:
-    """The shape operand of a Reshape with 0 for a kept dimension and -1 for the one unknown, or None if two are unknown."""
+    """The operand of a Reshape, 0 for a kept dimension and -1 for the one unknown; None if two are unknown."""
     sizes = [
         dim if isinstance(dim, int) else 0 if axis < len(source) and source[axis] == dim else -1
         for axis, dim in enumerate(target)

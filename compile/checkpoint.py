@@ -112,7 +112,7 @@ def open_checkpoint(source: Path | str) -> Checkpoint:
     if "quantization_config" in raw:
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise CheckpointError(
-            f"{folder}: the weights are quantised ({method}); use the unquantised checkpoint, the recipe chooses precision"
+            f"{folder}: the weights are quantised ({method}); use the original checkpoint, the recipe chooses precision"
         )
     shards = _shards(folder)
     _check_memory(folder, shards)

@@ -1,4 +1,4 @@
-"""The decoder as one traceable step: embed, merge image features, run the layers over the cache, take the wanted logits."""
+"""The decoder as one traceable step: embed, merge image features, run the layers over the cache, take logits."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..engines.errors import ExportError
 from ..plugins import cached_attention as operator
 from .attention import CACHED, FULL, traceable
-from .canonical import Dimensions, canonicalise
+from .canonical import canonicalise
 from .checkpoint import Checkpoint, open_checkpoint
 from .decoder import DecoderStep
 
@@ -27,6 +27,7 @@ OPSET = operator.OPSET
 IR_VERSION = 11
 
 Progress = Callable[[str, float], None]
+Dimensions = Mapping[str, Mapping[int, str]]
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def _trace(
     graph.ir_version = IR_VERSION
     for value, name in zip(graph.graph.inputs, names, strict=True):
         value.name = name
-    canonicalise(graph, dimensions, outputs)
+    canonicalise(graph, outputs)
     return graph
 
 
@@ -167,7 +168,8 @@ def _flat_names(key: str, value: Tensor | list[Tensor]) -> list[str]:
 
 def _dynamic_shapes(key: str, value: Tensor | list[Tensor], dimensions: Dimensions) -> Any:
     shapes = [
-        {axis: torch.export.Dim.DYNAMIC for axis in dimensions.get(name, {})} for name in _flat_names(key, value)
+        {axis: torch.export.Dim(symbol) for axis, symbol in dimensions.get(name, {}).items()}
+        for name in _flat_names(key, value)
     ]
     return shapes[0] if isinstance(value, Tensor) else shapes
 

@@ -40,16 +40,17 @@ def cached_attention(
 ) -> tuple[Floats, Floats, Floats]:
     """Write the new keys and values into the cache, then attend over it.
 
-    Shapes: `query` [batch, width, heads*head_dim]; `key`, `value` [batch, width, kv_heads*head_dim]; `cache_k`, `cache_v`
-    [batch, kv_heads, capacity, head_dim]; `write_index`, `kv_length` [batch]; `mask` [batch, 1, width, capacity], True = may
-    attend. Token t of a row is written to slot `write_index + t` and the whole width is written, padding included, so
-    `write_index + width <= capacity` must hold and slots at or beyond `kv_length` hold finite garbage.
+    Shapes: `query` [batch, width, heads*head_dim]; `key`, `value` [batch, width, kv_heads*head_dim]; `cache_k`,
+    `cache_v` [batch, kv_heads, capacity, head_dim]; `write_index`, `kv_length` [batch]; `mask`
+    [batch, 1, width, capacity], True = may attend. Token t of a row is written to slot `write_index + t`, padding too,
+    so `write_index + width <= capacity` must hold, and slots from `kv_length` on hold finite garbage.
 
-    A token sees a slot when the mask allows it, the slot is below `kv_length` and, with a `window` above zero, fewer than
-    `window` slots back; for the window, padding tokens stand at the last live slot. A token that sees nothing yields zeros.
+    A token sees a slot when the mask allows it, the slot is below `kv_length` and, with a `window` above zero, fewer
+    than `window` slots back; for the window, padding tokens stand at the last live slot. A token that sees nothing
+    yields zeros.
 
-    Returns (attended [batch, width, heads*head_dim], present_k, present_v), the latter shaped like the cache; the inputs
-    are not changed. Raises ValueError when a row does not fit into the cache.
+    Returns (attended [batch, width, heads*head_dim], present_k, present_v), the latter shaped like the cache; the
+    inputs are not changed. Raises ValueError when a row does not fit into the cache.
     """
     batch, width, _ = query.shape
     capacity, head_dim = cache_k.shape[2:]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import json
 import shutil
 import tempfile
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 if TYPE_CHECKING:
@@ -56,10 +56,11 @@ def exported(family: str) -> ExportedModel:
     return export_parts(checkpoint(family), session_folder() / f"{family}-graphs")
 
 
-def tokenizer(special: list[str], *, bos: str | None, eos: str, pad: str, vocabulary: int = 400) -> PreTrainedTokenizerFast:
+def tokenizer(
+    special: list[str], *, bos: str | None, eos: str, pad: str, vocabulary: int = 400
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer trained on a few sentences; `special` tokens come after the learned ones."""
     bpe = Tokenizer(models.BPE())
-    bpe.normalizer = normalizers.Sequence([])
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -72,17 +73,23 @@ def tokenizer(special: list[str], *, bos: str | None, eos: str, pad: str, vocabu
     return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=bos, eos_token=eos, pad_token=pad)
 
 
-def spread(model: torch.nn.Module, seed: int) -> None:
-    """Reseed every weight so that states stay near unit scale and logits are well separated."""
+def spread(model: Any, seed: int) -> None:
+    """Reseed every weight so that layers outweigh the embedding (else text repeats itself) and logits stand apart."""
     generator = torch.Generator().manual_seed(seed)
+    tied = model.config.get_text_config().tie_word_embeddings
+    scale = float(getattr(model.get_input_embeddings(), "embed_scale", 1.0))
+    table = (0.3 if tied else 1.0) / scale**0.5
     for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() == 1:
-            parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-        elif "embed" in name or "wte" in name or "wpe" in name:
-            parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
+            parameter.data.add_(0.1 * noise)
+        elif parameter is model.get_input_embeddings().weight:
+            parameter.data.copy_(table * noise)
+        elif "position_embedding" in name or "wpe" in name:
+            parameter.data.copy_(0.3 * noise)
         else:
-            fan_in = parameter[0].numel()
-            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 1.5 * fan_in**-0.5)
+            gain = 4.0 if "lm_head" in name else 2.0
+            parameter.data.copy_(gain * noise * parameter[0].numel() ** -0.5)
 
 
 def idefics3(folder: Path, *, seed: int = 0) -> Path:
@@ -90,7 +97,14 @@ def idefics3(folder: Path, *, seed: int = 0) -> Path:
     from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3ImageProcessor, Idefics3Processor
 
     rows = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
-    special = ["<|im_start|>", "<end_of_utterance>", "<|endoftext|>", "<fake_token_around_image>", "<image>", "<global-img>"]
+    special = [
+        "<|im_start|>",
+        "<end_of_utterance>",
+        "<|endoftext|>",
+        "<fake_token_around_image>",
+        "<image>",
+        "<global-img>",
+    ]
     text = tokenizer(special + rows, bos="<|im_start|>", eos="<end_of_utterance>", pad="<|endoftext|>")
     ids = {token: text.convert_tokens_to_ids(token) for token in special}
     config = Idefics3Config(
@@ -116,6 +130,19 @@ def idefics3(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
+def text_decoder(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
+    """A text-only checkpoint of 2 layers, hidden 64, 4/2 heads of 16; `overrides` go into its configuration."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    special = ["<bos>", "<eos>", "<pad>"]
+    text = tokenizer(special, bos="<bos>", eos="<eos>", pad="<pad>")
+    settings = _text_config(text, family, *text.convert_tokens_to_ids(special)) | overrides
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    _save(AutoModelForCausalLM.from_config(config), folder, seed)
+    text.save_pretrained(folder)
+    return folder
+
+
 def _text_config(text: PreTrainedTokenizerFast, model_type: str, bos: int, eos: int, pad: int) -> dict[str, Any]:
     return {
         "model_type": model_type,
@@ -135,11 +162,34 @@ def _text_config(text: PreTrainedTokenizerFast, model_type: str, bos: int, eos: 
     }
 
 
+def _gpt2(folder: Path) -> Path:
+    return text_decoder("gpt2", folder, num_key_value_heads=4)
+
+
+def _gemma3(folder: Path) -> Path:
+    layers = ["sliding_attention", "full_attention", "sliding_attention"]
+    return text_decoder(
+        "gemma3_text", folder, num_hidden_layers=3, layer_types=layers, sliding_window=6, query_pre_attn_scalar=24
+    )
+
+
+def _qwen2_sliding(folder: Path) -> Path:
+    layers = ["full_attention", "sliding_attention"]
+    return text_decoder("qwen2", folder, use_sliding_window=True, sliding_window=5, layer_types=layers)
+
+
 def _save(model: Any, folder: Path, seed: int) -> None:
     spread(model, seed)
     model.save_pretrained(folder)
-    if not (folder / "generation_config.json").exists():
-        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": model.config.eos_token_id}))
 
 
-MAKERS = {"idefics3": idefics3}
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "idefics3": idefics3,
+    "llama": partial(text_decoder, "llama", tie_word_embeddings=True),
+    "mistral": partial(text_decoder, "mistral", sliding_window=5),
+    "qwen2": partial(text_decoder, "qwen2", tie_word_embeddings=True),
+    "qwen2_sliding": _qwen2_sliding,
+    "qwen3": partial(text_decoder, "qwen3"),
+    "gemma3_text": _gemma3,
+    "gpt2": _gpt2,
+}

@@ -52,7 +52,7 @@ class Family:
         for kind in kinds:
             if kind.get("rope_type") in _LENGTH_DEPENDENT:
                 raise CheckpointError(
-                    f"config.json: rope_type {kind['rope_type']!r} changes with the length of the text, which a cache of"
+                    f"config.json: rope_type {kind['rope_type']!r} changes with the text's length, which a cache of"
                     " rotated keys cannot follow; allowed: default, linear, llama3, yarn"
                 )
 

@@ -12,7 +12,7 @@ from .family import Family, Layout, VisionPart
 
 
 class TileEncoder(nn.Module):
-    """pixel_values [tiles, 3, side, side] -> image features [tiles * tokens_per_tile, hidden]; tiles have no padding."""
+    """pixel_values [tiles, 3, side, side] -> features [tiles * tokens_per_tile, hidden]; tiles have no padding."""
 
     position: Tensor
 
