@@ -31,6 +31,8 @@ from .recipe import Recipe, dump_recipe
 
 EXPORTERS = {"decoder": export_decoder, "vision": export_vision}
 COMPILER = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript")
+# ONNX Runtime's int8 product without VNNI adds pairs in 16 bits, which saturates, unless asked for precision.
+INTEGER_OPTIONS = {"session.x64quantprecision": "1"}
 CHECKPOINT_FILES = (".json", ".safetensors", ".jinja", ".txt", ".model")
 
 Progress = Callable[[str, int, int], AbstractContextManager[object]]
@@ -134,6 +136,7 @@ class _Pipeline:
             inputs=(),
             outputs=(),
             parameters=self.plan.parts[part].parameters,
+            options={} if precision == "fp32" else INTEGER_OPTIONS,
             weight_bytes=path.with_name(f"{path.name}.data").stat().st_size,
         )
 

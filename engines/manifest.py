@@ -66,8 +66,9 @@ class EngineEntry:
 
     def __post_init__(self) -> None:
         check_path(self.path)
-        if self.weight_bytes < 1:
-            raise ManifestError(f"weight_bytes: found {self.weight_bytes}; at least 1 is expected")
+        for name in ("parameters", "weight_bytes"):
+            if getattr(self, name) < 1:
+                raise ManifestError(f"{name}: found {getattr(self, name)}; at least 1 is expected")
         if not 1 <= self.min_width <= MAX_WIDTH:
             raise ManifestError(f"min_width: found {self.min_width}; 1 to {MAX_WIDTH} is allowed")
 

@@ -181,6 +181,8 @@ def test_an_unknown_key_names_the_nearest() -> None:
         (("files", 0, "path"), "processing.json", "a path is listed twice"),
         (("files", 0, "path"), "engines/other.onnx", "is not in files"),
         (("targets", "onnxruntime-cpu", "engines", "decoder", "min_width"), 0, "min_width: found 0"),
+        (("targets", "onnxruntime-cpu", "engines", "decoder", "parameters"), 0, "parameters: found 0; at least 1"),
+        (("targets", "onnxruntime-cpu", "engines", "decoder", "weight_bytes"), -1, "weight_bytes: found -1"),
         (("targets", "onnxruntime-cpu", "engines", "decoder", "cost_ms", "1"), "fast", "float is expected"),
         (("targets", "onnxruntime-cpu", "engines", "decoder", "cost_ms", "1"), 10**400, "float is expected"),
         (("targets",), [], "a mapping is expected"),

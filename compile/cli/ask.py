@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from ...engines.errors import ImageError
 from ...runtime.options import Options
 from ...runtime.results import Result, Statistics
+from .tables import make_console
 
 DEFAULTS = Options()
 STAGES = {"process": "text and pixels", "vision": "image tiles", "prefill": "prompt", "decode": "answer"}
@@ -70,7 +70,7 @@ def command(
         print(json.dumps(as_plain(result)))
         return
     print(flush=True)
-    console = Console(stderr=True, highlight=False, markup=False)
+    console = make_console(stderr=True)
     console.print(summary(result), style="dim")
     if stats:
         for stage, seconds in result.stats.seconds.items():

@@ -17,7 +17,7 @@ from rich.console import Console
 from ...engines.schema import encode
 from ...engines.target import TARGETS
 from ..recipe import Recipe, make_recipe, parse_precision
-from .tables import costs_table, engines_table, megabytes, part_cells, parts_table
+from .tables import costs_table, engines_table, make_console, megabytes, part_cells, parts_table
 
 if TYPE_CHECKING:
     from ..build import Build
@@ -59,7 +59,7 @@ def command(
         changes["check"] = {"enabled": False}
     recipe = make_recipe(recipe_file, changes, assignments)
     signal.signal(signal.SIGTERM, _stop)
-    console = Console(highlight=False, markup=False)
+    console = make_console()
     with contextlib.redirect_stdout(sys.stderr), quiet_libraries():
         from ..build import build, prepare
 
@@ -110,14 +110,14 @@ class Stages:
     """Progress on stderr: a spinner where there is a terminal, and a line for each finished stage."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = make_console(stderr=True)
 
     @contextlib.contextmanager
     def __call__(self, name: str, number: int, total: int) -> Iterator[None]:
         began = time.perf_counter()
         with self._console.status(f"{name} ({number} of {total})"):
             yield
-        self._console.print(f"[dim]{number:3} of {total}[/]  {name:18} [dim]{time.perf_counter() - began:7.1f} s[/]")
+        self._console.print(f"{number:3} of {total}  {name:18}{time.perf_counter() - began:7.1f} s", style="dim")
 
 
 @contextlib.contextmanager

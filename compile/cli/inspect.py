@@ -10,7 +10,7 @@ from rich.table import Table
 from ...engines.bundle import Bundle
 from ...engines.manifest import EngineEntry, TensorEntry
 from ...engines.schema import encode
-from .tables import costs_table, engines_table, megabytes, plain_table
+from .tables import costs_table, engines_table, make_console, megabytes, plain_table
 
 
 @click.command("inspect")
@@ -22,7 +22,7 @@ def command(bundle: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(describe(opened)))
         return
-    show(opened, Console(highlight=False, markup=False))
+    show(opened, make_console())
 
 
 def describe(bundle: Bundle) -> dict[str, Any]:
