@@ -1,0 +1,109 @@
+"""The examples of README.md and docs/ run as they are printed, on the tiny checkpoint."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import speceyes
+import speceyes.compile.build as pipeline
+import yaml
+from PIL import Image
+from speceyes.compile.cli import run
+from speceyes.compile.recipe import Recipe, make_recipe
+from speceyes.engines.bundle import Bundle
+
+from .checkpoints import checkpoint, exported
+
+ROOT = Path(speceyes.__file__).parent
+PAGES = ("README.md", "docs/recipe.md", "docs/bundle.md", "docs/cli.md")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def examples(language: str) -> list[pytest.param]:
+    return [pytest.param(text, id=f"{page}-{n}") for page in PAGES for n, text in enumerate(blocks(page, language))]
+
+
+def _copy(graph: ir.Model, checkpoint: object) -> ir.Model:
+    return graph.clone()
+
+
+@pytest.fixture
+def desk(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the examples name, as the current one; graphs come from the shared export."""
+    pixels = np.random.default_rng(2).integers(0, 256, (50, 70, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "sign.png")
+    shutil.copytree(bundle, tmp_path / "model.speceyes")
+    for name in ("checkpoint", "CHECKPOINT"):
+        (tmp_path / name).symlink_to(checkpoint("idefics3"))
+    graphs = exported("idefics3").parts
+    monkeypatch.setattr(pipeline, "EXPORTERS", {part: partial(_copy, graph) for part, graph in graphs.items()})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("code", examples("python"))
+def test_python_examples(desk: Path, capsys: pytest.CaptureFixture[str], code: str) -> None:
+    exec(compile(code, "example", "exec"), {})
+    assert Bundle.open(desk / "model.speceyes").manifest.model.family == "idefics3"
+    assert ("print" in code) == bool(capsys.readouterr().out)
+
+
+def _run_compiler(desk: Path, words: list[str]) -> None:
+    there = {"build/demo.speceyes": "model.speceyes", "scripts/demo/samples/PICTURE.png": "sign.png"}
+    arguments = [there.get(word, word) for word in words[1:]]
+    assert run([*arguments, *(["--no-check"] if arguments[0] == "build" else [])]) == 0
+
+
+def _check_script(desk: Path, words: list[str]) -> None:
+    assert os.access(ROOT / words[0], os.X_OK)
+    subprocess.run(["bash", "-n", ROOT / words[0]], check=True)
+
+
+def _check_install(desk: Path, words: list[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    name, _, extras = words[2].rstrip("]").partition("[")
+    assert words[:2] == ["pip", "install"] and name == project["name"]
+    assert set(filter(None, extras.split(","))) <= set(project["optional-dependencies"])
+
+
+RULES: dict[str, Callable[[Path, list[str]], None]] = {
+    r"(\.venv/bin/)?speceyes-compile": _run_compiler,
+    r"scripts/\w+\.sh": _check_script,
+    r"pip": _check_install,
+}
+
+
+@pytest.mark.parametrize("code", examples("bash"))
+def test_bash_examples(desk: Path, capsys: pytest.CaptureFixture[str], code: str) -> None:
+    for line in code.splitlines():
+        words = shlex.split(line)
+        (rule,) = (rule for pattern, rule in RULES.items() if re.fullmatch(pattern, words[0]))
+        rule(desk, words)
+
+
+def test_the_recipe_in_the_docs_is_the_default(tmp_path: Path) -> None:
+    (text,) = blocks("docs/recipe.md", "yaml")
+    (tmp_path / "recipe.yaml").write_text(text)
+    assert make_recipe(tmp_path / "recipe.yaml") == Recipe()
+    assert yaml.safe_load(text).keys() == {"target", "precision", "keep_graphs", "check", "measure"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert ((ROOT / page).parent / target).exists(), target
+    for name in re.findall(r"`((?:tests|docs|scripts)/[\w./-]+\.\w+)`", text):
+        assert (ROOT / name).exists(), name
