@@ -1,0 +1,80 @@
+"""The rules of the target onnxruntime-cpu: which run for a part in a precision, and how its engine is to be run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ...engines.errors import LoweringError
+from .attention import lower_cached_attention
+from .embedding import quantize_embedding
+from .fuse_projections import fuse_projections
+from .graph import CONTRIB
+from .int8_rows import quantize_rows
+from .linear import unfold_head
+from .nbits import quantize_nbits
+from .vision_attention import lower_attention
+from .vision_int8 import quantize_tiles
+
+Rule = Callable[[ir.Model], None]
+
+_RULES: Mapping[str, Mapping[str, tuple[Rule, ...]]] = MappingProxyType(
+    {
+        "decoder": {
+            "fp32": (lower_cached_attention,),
+            "int8": (lower_cached_attention, quantize_embedding, unfold_head, fuse_projections, quantize_rows),
+            "int4": (
+                *(lower_cached_attention, quantize_embedding, unfold_head, fuse_projections),
+                *(quantize_nbits, quantize_rows),
+            ),
+        },
+        "vision": {
+            "fp32": (lower_attention,),
+            "int8": (lower_attention, fuse_projections, quantize_tiles),
+        },
+    }
+)
+
+PRECISIONS: Mapping[str, tuple[str, ...]] = MappingProxyType({part: tuple(rules) for part, rules in _RULES.items()})
+"""What each part can be lowered to, the most accurate first."""
+
+# Without it a processor that lacks VNNI adds pairs of int8 products in 16 bits, which saturate in silence.
+_EXACT_INT8 = MappingProxyType({"session.x64quantprecision": "1"})
+
+SESSION_OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {"fp32": MappingProxyType({}), "int8": _EXACT_INT8, "int4": _EXACT_INT8}
+)
+"""Session configuration entries that an engine of each precision must be loaded with."""
+
+MIN_WIDTH: Mapping[str, int] = MappingProxyType({"decoder": 2, "vision": 1})
+"""Fewest tokens a row may have in a step for all widths to give the same bits."""
+
+
+def lower(model: ir.Model, part: str, precision: str) -> ir.Model:
+    """Rewrite a canonical graph in place into the form that ONNX Runtime's CPU provider runs best, and return it.
+
+    `part`: "decoder" or "vision"; `precision`: one of PRECISIONS[part]. The result depends on nothing else. Load it
+    with SESSION_OPTIONS[precision]. Raises LoweringError for what the target cannot run.
+    """
+    allowed = PRECISIONS.get(part)
+    if allowed is None:
+        raise LoweringError(f"part: found {part!r}; allowed are {', '.join(PRECISIONS)}")
+    if precision not in allowed:
+        raise LoweringError(
+            f"precision of the {part}: found {precision!r}; allowed are {', '.join(allowed)}; "
+            f"set `precision.{part}` in the recipe"
+        )
+    for rule in _RULES[part][precision]:
+        rule(model)
+    common.RemoveUnusedNodesPass()(model)
+    common.RemoveUnusedFunctionsPass()(model)
+    for node in model.graph:
+        if node.domain not in ("", CONTRIB):
+            raise LoweringError(
+                f"node {node.name!r} ({node.domain}::{node.op_type}): no rule of onnxruntime-cpu turns it into an "
+                "operator of ONNX Runtime; export the checkpoint again with this release"
+            )
+    return model
