@@ -95,7 +95,7 @@ def _parameters(checkpoint: Checkpoint) -> dict[str, list[tuple[int, bool]]]:
         model = auto.from_config(checkpoint.config)
     modules = (model.get_input_embeddings(), model.get_decoder(), model.get_output_embeddings())
     decoder = {id(parameter): parameter for module in modules for parameter in module.parameters()}
-    parts = {"decoder": decoder.values()}
+    parts = {"decoder": list(decoder.values())}
     if checkpoint.family.has_vision:
         parts["vision"] = [parameter for parameter in model.parameters() if id(parameter) not in decoder]
     return {part: [(p.numel(), p.dim() > 1) for p in parameters] for part, parameters in parts.items()}
