@@ -23,7 +23,7 @@ from ..runtime.processing.processor import Processor
 from .check import Reference, check_decoder, check_vision, golden_prompt, make_reference, save_reference
 from .checkpoint import Checkpoint, open_checkpoint
 from .export import export_decoder, export_vision, save_graph
-from .lowering import lower
+from .lowering import MIN_WIDTH, SESSION_OPTIONS, lower
 from .measure import measure_decoder, measure_vision
 from .plan import Plan, check_plan, make_plan
 from .processing import write_processing
@@ -31,8 +31,6 @@ from .recipe import Recipe, dump_recipe
 
 EXPORTERS = {"decoder": export_decoder, "vision": export_vision}
 COMPILER = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript")
-# ONNX Runtime's int8 product without VNNI adds pairs in 16 bits, which saturates, unless asked for precision.
-INTEGER_OPTIONS = {"session.x64quantprecision": "1"}
 CHECKPOINT_FILES = (".json", ".safetensors", ".jinja", ".txt", ".model")
 
 Progress = Callable[[str, int, int], AbstractContextManager[object]]
@@ -136,7 +134,8 @@ class _Pipeline:
             inputs=(),
             outputs=(),
             parameters=self.plan.parts[part].parameters,
-            options={} if precision == "fp32" else INTEGER_OPTIONS,
+            min_width=MIN_WIDTH[part],
+            options=dict(SESSION_OPTIONS[precision]),
             weight_bytes=path.with_name(f"{path.name}.data").stat().st_size,
         )
 
