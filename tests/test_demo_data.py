@@ -52,16 +52,16 @@ def test_document_fits_the_page_and_its_reading_is_json(layout):
 
 def test_rows_of_a_document_fit_the_columns(monkeypatch):
     seen = []
-    monkeypatch.setattr(documents, "render", lambda rng, rows, level: seen.append(rows) or Canvas())
+    monkeypatch.setattr(documents, "render", lambda rng, rows: seen.append(rows) or Canvas())
     for seed in range(1000):
         documents.document(Random(seed))
     assert max(len(row) for rows in seen for row in rows) <= documents.COLUMNS
-    assert max(len(rows) for rows in seen) <= 9
+    assert max(sum(row != "-" for row in rows) for rows in seen) <= documents.LINES
 
 
 def test_labels_name_the_characters_of_a_patch():
     canvas = Canvas()
-    canvas.text(0, 15, "AB7", Pen(cell=8, size=13))
+    canvas.text(0, 15, "AB7", Pen())
     expected = [ALPHABET.index(c) + 1 for c in "AB7"]
     assert canvas.labels[0, 0, :2].tolist() == expected[:2]
     assert canvas.labels[0, 1, :2].tolist() == [expected[2], 0]
@@ -70,8 +70,8 @@ def test_labels_name_the_characters_of_a_patch():
 
 def test_answers_are_aligned_with_where_they_are_written():
     canvas = Canvas()
-    canvas.text(0, 15, "NAME: ADA", Pen(cell=8, size=13))
-    canvas.text(0, 47, "SEAT: 7", Pen(cell=8, size=13))
+    canvas.text(0, 15, "NAME: ADA", Pen())
+    canvas.text(0, 47, "SEAT: 7", Pen())
     sample = Sample((canvas,), ())
     assert alignment.spots(sample, Turn("?", "ADA", "document/badge")) == [(0, 1), (0, 1), (0, 2)]
     reading = Turn("?", '{"name":"ADA","place":"7"}', "fields/badge")

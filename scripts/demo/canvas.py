@@ -12,6 +12,7 @@ SIZE = 192
 PATCH = 16
 GRID = SIZE // PATCH
 SQUARE = 2 * PATCH
+CELL, LINE = 8, 32
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:/-#$%&*+=()'"
 COLOURS: dict[str, tuple[int, int, int]] = {
@@ -34,11 +35,10 @@ CLASSES = (len(ALPHABET) + 1, len(ALPHABET) + 1, len(COLOURS) + 1, len(FIGURES) 
 
 @dataclass(frozen=True)
 class Pen:
-    """How text is written: a face, its size in pixels, the width of a character's cell and the ink."""
+    """How text is written: a face, its size in pixels and the ink."""
 
     face: str = fonts.FACES[0]
-    size: int = 14
-    cell: int = 9
+    size: int = 13
     ink: tuple[int, int, int] = (0, 0, 0)
 
 
@@ -58,14 +58,14 @@ class Canvas:
         self._draw = ImageDraw.Draw(self.image)
 
     def text(self, x: float, baseline: float, text: str, pen: Pen) -> None:
-        """Write `text` in cells of equal width, the first starting at `x`, in pixels."""
+        """Write `text` in cells of `CELL` pixels, the first starting at `x`."""
         font = fonts.load(pen.face, pen.size)
         middle = baseline - 0.36 * pen.size
-        self.runs.append((text, [_token(x + (i + 0.5) * pen.cell, middle) for i in range(len(text))]))
+        self.runs.append((text, [_token(x + (i + 0.5) * CELL, middle) for i in range(len(text))]))
         for index, character in enumerate(text):
             if character == " ":
                 continue
-            centre = x + (index + 0.5) * pen.cell
+            centre = x + (index + 0.5) * CELL
             self._draw.text((centre, baseline), character, font=font, fill=pen.ink, anchor="ms")
             self._label_character(centre, middle, character)
 
@@ -102,6 +102,11 @@ class Canvas:
         if 0 <= row < GRID and 0 <= column < GRID:
             first = self.labels[row, column, 0] == 0
             self.labels[row, column, 0 if first else 1] = _CHARACTER[character]
+
+
+def write(canvas: Canvas, x: float, y: float, text: str, pen: Pen) -> None:
+    """Write `text` so that its capitals are centred in the first patch below `y`."""
+    canvas.text(x, y + PATCH / 2 + 0.36 * pen.size, text, pen)
 
 
 def _token(x: float, y: float) -> int:

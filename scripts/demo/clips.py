@@ -10,9 +10,9 @@ SUMMARISE = "Summarise the clip."
 ACTIONS = ("moves left", "moves right", "moves up", "moves down", "grows", "shrinks", "stays still", "disappears")
 
 
-def clip(rng: Random, level: float = 1.0) -> Sample:
+def clip(rng: Random) -> Sample:
     """One or two shapes that each do one of `ACTIONS` over `FRAMES` frames."""
-    count = 1 if rng.random() < 1.1 - 0.6 * level else 2
+    count = rng.randint(1, 2)
     colours, shapes = rng.sample(list(COLOURS), count), rng.sample(SHAPES, count)
     actions = [rng.choice(ACTIONS) for _ in range(count)]
     flat = any(action in ("moves left", "moves right") for action in actions)

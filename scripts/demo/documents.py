@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from random import Random
 
 from . import words
-from .canvas import ALPHABET, SIZE, Canvas, Pen
+from .canvas import ALPHABET, CELL, LINE, SIZE, Canvas, Pen, write
 from .sample import Sample, Turn
 
-COLUMNS = 20
+COLUMNS = SIZE // CELL
+LINES = SIZE // LINE
 READ = "Read the document as JSON."
 
 Fields = dict[str, "str | Fields"]
@@ -24,23 +25,24 @@ class Document:
     questions: tuple[tuple[str, str], ...]
 
 
-def _spread(left: str, right: str) -> str:
-    return left + right.rjust(COLUMNS - len(left))
+def _tab(left: str, column: int, right: str) -> str:
+    return left.ljust(column) + right
 
 
 def _receipt(rng: Random) -> Document:
-    goods = words.distinct(rng, words.GOODS, rng.randint(2, 3))
+    goods = words.distinct(rng, words.GOODS, rng.randint(1, 2))
     prices = [words.price(rng, 30) for _ in goods]
     total = f"{sum(round(float(p) * 100) for p in prices) / 100:.2f}"
     shop = f"{words.name(rng, words.LAST)} {rng.choice(words.SHOPS)}"
     day, paid = words.date(rng), rng.choice(("CASH", "CARD", "CHECK", "PHONE"))
     label = rng.choice(("TOTAL", "SUM", "AMOUNT"))
-    rows = [shop.center(COLUMNS) if rng.random() < 0.5 else shop, day, "-"]
-    rows += [_spread(good, cost) for good, cost in zip(goods, prices, strict=True)]
-    rows += ["-", _spread(label, total), rng.choice((f"PAID BY {paid}", _spread("PAYMENT", paid)))]
+    column = rng.choice((8, 12, 16))
+    rows = [shop, day] if rng.random() < 0.5 else [day, shop]
+    rows += ["-", *(_tab(good, column, cost) for good, cost in zip(goods, prices, strict=True))]
+    rows += ["-", _tab(label, column, total), _tab(rng.choice(("PAID BY", "PAYMENT")), column, paid)]
     asked = rng.randrange(len(goods))
     return Document(
-        tuple(row.rstrip() for row in rows),
+        tuple(rows),
         {"store": shop, "date": day, "items": dict(zip(goods, prices, strict=True)), "total": total, "payment": paid},
         (
             (rng.choice(("What is the total?", "How much was paid?")), total),
@@ -56,13 +58,13 @@ def _receipt(rng: Random) -> Document:
 def _form(rng: Random, title: str, entries: list[tuple[str, tuple[str, ...], str]]) -> Document:
     """A titled page of labelled values: each entry is (field, labels to choose from, value)."""
     rng.shuffle(entries)
-    style = rng.randrange(3)
-    rows = [title.center(COLUMNS).rstrip() if rng.random() < 0.5 else title]
+    column = rng.choice((8, 12, -16))
+    rows = [" " * rng.choice((0, 4, 8)) + title]
     if rng.random() < 0.5:
         rows.append("-")
     for _, labels, value in entries:
         label = rng.choice(labels)
-        rows.append((f"{label}: {value}", _spread(label, value), f"{label.ljust(7)} {value}")[style])
+        rows.append(_tab(label, column, value) if column > 0 else _tab(value, -column, label))
     fields: Fields = {"type": title.lower(), **{field: value for field, _, value in entries}}
     questions = tuple(
         (rng.choice((f"What is the {field}?", f"Which {field} is shown?")), value) for field, _, value in entries
@@ -107,8 +109,8 @@ def _label(rng: Random) -> Document:
     person, town, code = words.person(rng), words.name(rng, words.CITIES), words.digits(rng, 5)
     street = f"{rng.randint(1, 199)} {words.name(rng, words.TREES)} {rng.choice(('ST', 'ROAD', 'LANE'))}"
     weight = f"{rng.randint(0, 19)}.{rng.randint(1, 9)} KG"
-    place = rng.choice((f"{town} {code}", f"{code} {town}"))
-    rows = ["SHIP TO", person, street, place, "-", rng.choice((f"WEIGHT {weight}", _spread("WEIGHT", weight)))]
+    place = rng.choice((_tab(town, 12, code), _tab(code, 8, town)))
+    rows = ["SHIP TO", person, street, place, "-", _tab("WEIGHT", rng.choice((8, 12)), weight)]
     fields: Fields = {"name": person, "street": street, "city": town, "code": code, "weight": weight}
     questions = (
         ("Who is the parcel for?", person),
@@ -125,10 +127,11 @@ def _table(rng: Random) -> Document:
     heads = rng.choice((("QTY", "PRICE"), ("STOCK", "SOLD"), ("MIN", "MAX")))
     cells = []
     for _ in goods:
-        second = words.price(rng, 20) if heads[1] == "PRICE" else str(rng.randint(10, 99))
-        cells.append((str(rng.randint(1, 99)), second))
-    rows = ["ITEM".ljust(8) + heads[0].rjust(5) + heads[1].rjust(7), "-"]
-    rows += [good.ljust(8) + a.rjust(5) + b.rjust(7) for good, (a, b) in zip(goods, cells, strict=True)]
+        amount = words.price(rng, 20) if heads[1] == "PRICE" else str(rng.randint(10, 99))
+        cells.append((str(rng.randint(1, 99)), amount))
+    first, second = rng.choice(((8, 16), (12, 20), (8, 12)) if heads[1] != "PRICE" else ((8, 16), (12, 16)))
+    rows = [_tab(_tab("ITEM", first, heads[0]), second, heads[1])]
+    rows += ["-", *(_tab(_tab(good, first, a), second, b) for good, (a, b) in zip(goods, cells, strict=True))]
     names = [head.lower() for head in heads]
     fields: Fields = {good: dict(zip(names, pair, strict=True)) for good, pair in zip(goods, cells, strict=True)}
     questions = [(f"What is the {names[k]} of {g}?", cells[i][k]) for i, g in enumerate(goods) for k in (0, 1)]
@@ -148,35 +151,32 @@ _LAYOUTS: dict[str, Callable[[Random], Document]] = {
 LAYOUTS = tuple(_LAYOUTS)
 
 
-def render(rng: Random, rows: tuple[str, ...], level: float) -> Canvas:
-    """A page of `rows`; `level` from 0 to 1 widens the choice of faces, inks, places and pitches."""
-    shade = rng.randint(255 - round(25 * level), 255)
-    canvas = Canvas((shade, shade, rng.randint(shade - round(15 * level), shade)))
-    dark = round(70 * level)
-    faces = ("DejaVuSansMono", "DejaVuSansMono-Bold") if level > 0.3 else ("DejaVuSansMono",)
-    cell = rng.choice((8, 9))
-    pen = Pen(rng.choice(faces), cell + 5, cell, (rng.randint(0, dark), rng.randint(0, dark), rng.randint(0, dark)))
+def render(rng: Random, rows: tuple[str, ...]) -> Canvas:
+    """A page of `rows` on a raster of `LINE` x `CELL` pixels, each page a little off it, in varying faces and inks."""
+    shade = rng.randint(230, 255)
+    canvas = Canvas((shade, shade, rng.randint(shade - 15, shade)))
+    ink = (rng.randint(0, 70), rng.randint(0, 70), rng.randint(0, 70))
+    pen = Pen(rng.choice(("DejaVuSansMono", "DejaVuSansMono-Bold")), 13, ink)
+    dx, dy = rng.randint(0, 2), rng.randint(-2, 2)
     written = sum(row != "-" for row in rows)
-    widest = max(len(row) for row in rows) * cell
-    pitch = min(24 + rng.randint(-round(3 * level), round(5 * level)), (SIZE - 8) // written)
-    x = 4 + rng.randint(0, max(0, round(level * (SIZE - 8 - widest))))
-    y = 4 + rng.randint(0, max(0, round(level * (SIZE - 8 - pitch * written))))
+    line = rng.randint(0, LINES - written)
+    indent = CELL * rng.choice((0, 4)) if max(map(len, rows)) <= COLUMNS - 4 else 0
     for row in rows:
         if row == "-":
-            canvas.rule(y + 1, pen.ink)
+            canvas.rule(LINE * line - 6, ink)
             continue
-        canvas.text(x, y + pitch / 2 + pen.size * 0.36, row, pen)
-        y += pitch
+        write(canvas, indent + dx, LINE * line + dy, row, pen)
+        line += 1
     return canvas
 
 
-def document(rng: Random, level: float = 1.0, layout: str | None = None) -> Sample:
+def document(rng: Random, layout: str | None = None) -> Sample:
     """A document of one of `LAYOUTS`: its reading as JSON and questions about its fields."""
     layout = layout or rng.choice(LAYOUTS)
     page = _LAYOUTS[layout](rng)
     reading = Turn(READ, json.dumps(page.fields, separators=(",", ":")), f"fields/{layout}")
     questions = tuple(Turn(question, answer, f"document/{layout}") for question, answer in page.questions)
-    return Sample((render(rng, page.rows, level),), (reading, *questions))
+    return Sample((render(rng, page.rows),), (reading, *questions))
 
 
 def _line(rng: Random) -> str:
@@ -194,17 +194,16 @@ def _line(rng: Random) -> str:
     return " ".join(words.invented(rng) for _ in range(rng.randint(1, 2)))
 
 
-def lines(rng: Random, level: float = 1.0) -> Sample:
+def lines(rng: Random) -> Sample:
     """Loose lines of text: all of them, or the one asked for."""
-    texts = [_line(rng) for _ in range(rng.randint(1, 2 + round(5 * level)))]
+    texts = [_line(rng) for _ in range(rng.randint(1, LINES))]
     turns = [Turn(f"Read line {i + 1}.", text, "line") for i, text in enumerate(texts)]
     rng.shuffle(turns)
     everything = Turn("Read the text.", "\n".join(texts), "text")
-    return Sample((render(rng, tuple(texts), level),), (everything, *turns[:3]))
+    return Sample((render(rng, tuple(texts)),), (everything, *turns[:3]))
 
 
 def noise(rng: Random) -> Canvas:
     """A page full of random characters, for the auxiliary supervision alone."""
-    count = rng.randint(7, 9)
-    rows = tuple("".join(rng.choice(ALPHABET + "  ") for _ in range(COLUMNS)) for _ in range(count))
-    return render(rng, rows, 1.0)
+    rows = tuple("".join(rng.choice(ALPHABET + "  ") for _ in range(COLUMNS)) for _ in range(LINES))
+    return render(rng, rows)

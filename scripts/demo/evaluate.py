@@ -114,7 +114,7 @@ def score(answer: Answer, count: int = 250, suites: tuple[str, ...] = tuple(SUIT
 def _commonest(suite: str, asked: list[Item]) -> float:
     """Exact match of always giving the commonest training answer to a question: what chance reaches."""
     seen: dict[str, Counter[str]] = defaultdict(Counter)
-    for item in items(suite, 3000, "training"):
+    for item in items(suite, 1000, "training"):
         seen[item.question][item.answer] += 1
     guesses = [(item.answer, seen[item.question].most_common(1)[0][0] if seen[item.question] else "") for item in asked]
     return exact_match(guesses)

@@ -4,22 +4,22 @@ import json
 from random import Random
 
 from . import words
-from .canvas import COLOURS, SHAPES, SIZE, Canvas, Pen
+from .canvas import CELL, COLOURS, LINE, SHAPES, Canvas, Pen, write
 from .sample import Sample, Turn
 
 READ_CHART = "Read the chart as JSON."
 PLACES = ("top left", "top", "top right", "left", "centre", "right", "bottom left", "bottom", "bottom right")
 
 
-def scene(rng: Random, level: float = 1.0) -> Sample:
+def scene(rng: Random) -> Sample:
     """One to five shapes on a grid of nine places."""
-    count = rng.randint(1, 2 + round(3 * level))
+    count = rng.randint(1, 5)
     places = rng.sample(range(9), count)
     objects = [(place, rng.choice(list(COLOURS)), rng.choice(SHAPES)) for place in places]
     shade = rng.randint(235, 255)
     canvas = Canvas((shade, shade, shade))
     for place, colour, shape in objects:
-        x, y = 34 + 62 * (place % 3) + rng.randint(-6, 6), 34 + 62 * (place // 3) + rng.randint(-6, 6)
+        x, y = 32 + 64 * (place % 3) + rng.randint(-5, 5), 32 + 64 * (place // 3) + rng.randint(-5, 5)
         canvas.shape(shape, colour, x, y, rng.randint(16, 26))
     colours, shapes = [o[1] for o in objects], [o[2] for o in objects]
     shape, colour = rng.choice(SHAPES), rng.choice(list(COLOURS))
@@ -48,9 +48,9 @@ def scene(rng: Random, level: float = 1.0) -> Sample:
     return Sample((canvas,), tuple(turns))
 
 
-def chart(rng: Random, level: float = 1.0) -> Sample:
+def chart(rng: Random) -> Sample:
     """A bar chart, upright or lying, with named bars and their values."""
-    count = rng.randint(3, 4 + round(level))
+    count = rng.randint(3, 5)
     months = rng.random() < 0.5
     names = rng.sample(words.MONTHS, count) if months else [words.letters(rng, 1) for _ in range(count)]
     while len(set(names)) < count:
@@ -61,9 +61,10 @@ def chart(rng: Random, level: float = 1.0) -> Sample:
     canvas = Canvas((shade, shade, shade))
     title = rng.choice(words.TITLES)
     ink = (rng.randint(0, 50),) * 3
-    pen = Pen(cell=8, size=13, ink=ink)
-    canvas.text(rng.randint(6, SIZE - 6 - 9 * len(title)), 18, title, Pen(cell=9, size=14, ink=ink))
-    (_upright if rng.random() < 0.5 else _lying)(rng, canvas, pen, names, values, colours)
+    pen = Pen(ink=ink)
+    shift = rng.randint(0, 2), rng.randint(-2, 2)
+    write(canvas, 4 * CELL * rng.randint(0, 3) + shift[0], shift[1], title, pen)
+    (_upright if rng.random() < 0.5 else _lying)(rng, canvas, pen, shift, names, values, colours)
     reading = json.dumps(dict(zip(names, map(str, values), strict=True)), separators=(",", ":"))
     pick, other = rng.sample(range(count), 2)
     turns = [
@@ -79,25 +80,39 @@ def chart(rng: Random, level: float = 1.0) -> Sample:
     return Sample((canvas,), (turns[0], *rng.sample(turns[1:], len(turns) - 1)))
 
 
-def _upright(rng: Random, canvas: Canvas, pen: Pen, names: list[str], values: list[int], colours: list[str]) -> None:
-    step = (SIZE - 12) // len(names)
-    floor = SIZE - 24 - rng.randint(0, 4)
-    width = min(step - 8, rng.randint(18, 30))
-    for index, (name, value, colour) in enumerate(zip(names, values, colours, strict=True)):
-        centre = 6 + step * (index + 0.5)
-        top = floor - value * 1.15
-        canvas.bar((centre - width / 2, top, centre + width / 2, floor), colour)
-        canvas.text(centre - 4 * len(str(value)), top - 3, str(value), pen)
-        canvas.text(centre - 4 * len(name), floor + 16, name, pen)
+def _upright(
+    rng: Random,
+    canvas: Canvas,
+    pen: Pen,
+    shift: tuple[int, int],
+    names: list[str],
+    values: list[int],
+    colours: list[str],
+) -> None:
+    """Values in the second line, bars on the floor of the fifth, names in the sixth."""
+    first = rng.randint(0, 6 - len(names))
+    width = rng.randint(14, 26)
+    for column, (name, value, colour) in enumerate(zip(names, values, colours, strict=True), first):
+        left = LINE * column
+        canvas.bar((left + 2, 5 * LINE - 4 - value * 0.9, left + 2 + width, 5 * LINE - 4), colour)
+        write(canvas, left + shift[0], LINE + shift[1], str(value), pen)
+        write(canvas, left + shift[0], 5 * LINE + shift[1], name, pen)
 
 
-def _lying(rng: Random, canvas: Canvas, pen: Pen, names: list[str], values: list[int], colours: list[str]) -> None:
-    step = (SIZE - 36) // len(names)
-    thick = min(step - 8, rng.randint(14, 24))
-    left = 36 + rng.randint(0, 8)
-    for index, (name, value, colour) in enumerate(zip(names, values, colours, strict=True)):
-        middle = 30 + step * (index + 0.5)
-        right = left + value * 1.15
-        canvas.bar((left, middle - thick / 2, right, middle + thick / 2), colour)
-        canvas.text(right + 4, middle + 5, str(value), pen)
-        canvas.text(left - 6 - 8 * len(name), middle + 5, name, pen)
+def _lying(
+    rng: Random,
+    canvas: Canvas,
+    pen: Pen,
+    shift: tuple[int, int],
+    names: list[str],
+    values: list[int],
+    colours: list[str],
+) -> None:
+    """A line for every bar: its name, the bar, its value."""
+    first = rng.randint(1, 6 - len(names))
+    thick = rng.randint(12, 24)
+    for row, (name, value, colour) in enumerate(zip(names, values, colours, strict=True), first):
+        top = LINE * row
+        canvas.bar((LINE + 2, top + 2, LINE + 2 + value * 1.2, top + 2 + thick), colour)
+        write(canvas, shift[0], top + shift[1], name, pen)
+        write(canvas, 5 * LINE + shift[0], top + shift[1], str(value), pen)

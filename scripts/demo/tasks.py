@@ -19,6 +19,6 @@ TASKS = {
 }
 
 
-def sample(task: str, split: str, index: int, level: float = 1.0) -> Sample:
+def sample(task: str, split: str, index: int) -> Sample:
     """The sample number `index` of a split: always the same for the same arguments."""
-    return TASKS[task](Random(f"{task}:{SPLITS[split][index]}"), level)
+    return TASKS[task](Random(f"{task}:{SPLITS[split][index]}"))

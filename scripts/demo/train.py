@@ -26,9 +26,9 @@ from .sample import Sample
 
 ROWS = 24
 TOKENS = 110
-GLYPH_SHARE = 0.125
-SETTLE_SHARE = 0.03
-DECAY_SHARE = 0.3
+GLYPH_SHARE = 0.03
+SETTLE_SHARE = 0.02
+DECAY_SHARE = 0.4
 WARM_UP = 100
 GUIDANCE = 0.3
 MUON_RATE, ADAM_RATE = 0.02, 0.002
@@ -157,10 +157,9 @@ class Trainer:
         """Four batches, sorted by length."""
         shares = mixture(progress)
         rng = Random(f"joint:{self.drawn}")
-        level = min(1.0, 0.3 + progress / 0.2)
         rows = []
         for task in rng.choices(list(shares), list(shares.values()), k=4 * ROWS):
-            drawn = tasks.sample(task, "training", rng.randrange(10**9), level)
+            drawn = tasks.sample(task, "training", rng.randrange(10**9))
             rows.append(self._trim(rng, drawn))
         self.drawn += len(rows)
         rows.sort(key=lambda row: (len(row.canvases), sum(len(turn.answer) for turn in row.turns)))
