@@ -30,8 +30,14 @@ def quantize_rows(model: ir.Model) -> None:
 
 
 def quantize_channels(weight: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """[inputs, outputs] -> (int8 of the same shape, scale [outputs]); symmetric. A channel of zeros has scale 1/127."""
-    largest = np.abs(weight).max(axis=0)
+    """[inputs, outputs] -> (int8 of the same shape, scale [outputs]), symmetric, rounded to the nearest.
+
+    Processors without VNNI add the products of inputs 2j and 2j + 1 with an activation up to 255 in 16 saturating bits.
+    The scale keeps the sum of such a pair within 128 (127 before rounding), so that every processor gets the exact sum.
+    """
+    even, odd = weight[0::2], np.zeros_like(weight[0::2])
+    odd[: len(weight) // 2] = weight[1::2]
+    largest = np.maximum(np.abs(weight).max(axis=0), np.abs(even + odd).max(axis=0))
     scale = (np.where(largest > 0, largest, 1) / 127).astype(np.float32)
     return np.rint(weight / scale).clip(-127, 127).astype(np.int8), scale
 

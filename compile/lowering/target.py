@@ -41,14 +41,6 @@ _RULES: Mapping[str, Mapping[str, tuple[Rule, ...]]] = MappingProxyType(
 PRECISIONS: Mapping[str, tuple[str, ...]] = MappingProxyType({part: tuple(rules) for part, rules in _RULES.items()})
 """What each part can be lowered to, the most accurate first."""
 
-# Without it a processor that lacks VNNI adds pairs of int8 products in 16 bits, which saturate in silence.
-_EXACT_INT8 = MappingProxyType({"session.x64quantprecision": "1"})
-
-SESSION_OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {"fp32": MappingProxyType({}), "int8": _EXACT_INT8, "int4": _EXACT_INT8}
-)
-"""Session configuration entries that an engine of each precision must be loaded with."""
-
 MIN_WIDTH: Mapping[str, int] = MappingProxyType({"decoder": 2, "vision": 1})
 """Fewest tokens a row may have in a step for all widths to give the same bits."""
 
@@ -56,8 +48,8 @@ MIN_WIDTH: Mapping[str, int] = MappingProxyType({"decoder": 2, "vision": 1})
 def lower(model: ir.Model, part: str, precision: str) -> ir.Model:
     """Rewrite a canonical graph in place into the form that ONNX Runtime's CPU provider runs best, and return it.
 
-    `part`: "decoder" or "vision"; `precision`: one of PRECISIONS[part]. The result depends on nothing else. Load it
-    with SESSION_OPTIONS[precision]. Raises LoweringError for what the target cannot run.
+    `part`: "decoder" or "vision"; `precision`: one of PRECISIONS[part]. The result depends on nothing
+    else and needs no session option. Raises LoweringError for what the target cannot run.
     """
     allowed = PRECISIONS.get(part)
     if allowed is None:
