@@ -89,15 +89,21 @@ def attend_full(
 ) -> tuple[Tensor, None]:
     """The attention function of vision towers, one standard Attention; `query` is [batch, heads, patches, head_dim]."""
     batch, heads, patches, _dim = query.shape
-    inputs = [join_heads(query), join_heads(key), join_heads(value)]
-    attended = torch.onnx.ops.symbolic(
-        "Attention",
-        [*inputs, attention_mask] if attention_mask is not None else inputs,
-        {"scale": float(scaling), "q_num_heads": heads, "kv_num_heads": heads},
-        dtype=query.dtype,
-        shape=inputs[0].shape,
-    )
+    attended = attend_rows(join_heads(query), join_heads(key), join_heads(value), heads, scaling, attention_mask)
     return attended.view(batch, patches, heads, -1), None
+
+
+def attend_rows(
+    query: Tensor, key: Tensor, value: Tensor, heads: int, scale: float, mask: Tensor | None = None
+) -> Tensor:
+    """One standard Attention node over [batch, rows, heads*head_dim]; `mask` is [batch, heads or 1, rows, rows]."""
+    return torch.onnx.ops.symbolic(
+        "Attention",
+        [query, key, value] if mask is None else [query, key, value, mask],
+        {"scale": float(scale), "q_num_heads": heads, "kv_num_heads": heads},
+        dtype=query.dtype,
+        shape=query.shape,
+    )
 
 
 def join_heads(states: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -32,31 +32,50 @@ def canonicalise(model: ir.Model, outputs: Sequence[str]) -> None:
     model.graph.metadata_props.clear()
 
 
+def rename_dimensions(graph: ir.Graph, names: Mapping[str, str]) -> None:
+    """Replace symbolic dimensions, spelt exactly as the keys of `names`."""
+    for value in [*graph.inputs, *(output for node in graph for output in node.outputs)]:
+        if value.shape is not None:
+            value.shape = ir.Shape([dim if isinstance(dim, int) else names.get(str(dim), dim) for dim in value.shape])
+
+
 def fold_reshapes(graph: ir.Graph) -> None:
-    """Give each Reshape whose target is known but for one dimension a constant target; drop those that do nothing."""
+    """Give each Reshape whose target is known but for one dimension a constant target.
+
+    A Reshape or Expand that changes nothing goes, and so does a Reshape that feeds another one.
+    """
     for node in list(graph):
-        if node.op_type != "Reshape":
+        if node.op_type not in ("Reshape", "Expand"):
             continue
-        source, target = node.inputs[0], node.outputs[0]
-        while source is not None and (producer := source.producer()) is not None and producer.op_type == "Reshape":
-            source = producer.inputs[0]
+        source, target = _before_reshapes(node.inputs[0]), node.outputs[0]
         if source is None or source.shape is None or target.shape is None:
             continue
-        if tuple(source.shape) == tuple(target.shape) and not target.is_graph_output():
+        if _same(source.shape, target.shape) and not target.is_graph_output():
             target.replace_all_uses_with(source)
-            continue
-        sizes = _constant_target(source.shape, target.shape)
-        if sizes is not None:
-            constant = _constant(graph, f"target of {target.name}", np.array(sizes, np.int64))
+        elif node.op_type == "Reshape" and (sizes := _constant_target(source.shape, target.shape)) is not None:
             node.replace_input_with(0, source)
-            node.replace_input_with(1, constant)
+            node.replace_input_with(1, _constant(graph, f"target of {target.name}", np.array(sizes, np.int64)))
             node.attributes.pop("allowzero", None)
+
+
+def _before_reshapes(value: ir.Value | None) -> ir.Value | None:
+    while value is not None and (producer := value.producer()) is not None and producer.op_type == "Reshape":
+        value = producer.inputs[0]
+    return value
+
+
+def _same(first: ir.Shape, second: ir.Shape) -> bool:
+    return len(first) == len(second) and all(_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _equal(first: int | ir.SymbolicDim, second: int | ir.SymbolicDim) -> bool:
+    return first == second and not (isinstance(first, ir.SymbolicDim) and first.value is None)
 
 
 def _constant_target(source: ir.Shape, target: ir.Shape) -> list[int] | None:
     """The operand of a Reshape, 0 for a kept dimension and -1 for the one unknown; None if two are unknown."""
     sizes = [
-        dim if isinstance(dim, int) else 0 if axis < len(source) and source[axis] == dim else -1
+        dim if isinstance(dim, int) else 0 if axis < len(source) and _equal(source[axis], dim) else -1
         for axis, dim in enumerate(target)
     ]
     return sizes if sizes.count(-1) <= 1 else None

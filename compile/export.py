@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..engines.errors import ExportError
 from ..plugins import cached_attention as operator
 from .attention import CACHED, FULL, traceable
-from .canonical import canonicalise
+from .canonical import canonicalise, rename_dimensions
 from .checkpoint import Checkpoint, open_checkpoint
 from .decoder import DecoderStep
 
@@ -101,7 +101,11 @@ def export_vision(checkpoint: Checkpoint) -> ir.Model:
     part = checkpoint.family.vision_part(checkpoint.model)
     if part is None:
         raise ExportError(f"the family {checkpoint.family.name} has no vision part")
-    return _trace(part.module, part.inputs, part.dynamic, ["image_features"], attention=FULL, part="vision")
+    graph = _trace(
+        part.module, part.inputs, part.dynamic, ["image_features"], attention=FULL, part="vision", group=part.group
+    )
+    rename_dimensions(graph.graph, {f"{part.group}*groups": "patches", "groups": f"patches/{part.group}"})
+    return graph
 
 
 def _decoder_inputs(
@@ -140,10 +144,17 @@ def _decoder_inputs(
 
 
 def _trace(
-    module: nn.Module, inputs: dict[str, Any], dimensions: Dimensions, outputs: list[str], *, attention: str, part: str
+    module: nn.Module,
+    inputs: dict[str, Any],
+    dimensions: Dimensions,
+    outputs: list[str],
+    *,
+    attention: str,
+    part: str,
+    group: int = 1,
 ) -> ir.Model:
     names = [name for key, value in inputs.items() for name in _flat_names(key, value)]
-    shapes = {key: _dynamic_shapes(key, value, dimensions) for key, value in inputs.items()}
+    shapes = {key: _dynamic_shapes(key, value, dimensions, group) for key, value in inputs.items()}
     module.eval()
     try:
         with traceable(module, attention=attention), torch.no_grad(), _quiet():
@@ -166,12 +177,16 @@ def _flat_names(key: str, value: Tensor | list[Tensor]) -> list[str]:
     return [key] if isinstance(value, Tensor) else [f"{key}.{index}" for index in range(len(value))]
 
 
-def _dynamic_shapes(key: str, value: Tensor | list[Tensor], dimensions: Dimensions) -> Any:
+def _dynamic_shapes(key: str, value: Tensor | list[Tensor], dimensions: Dimensions, group: int) -> Any:
     shapes = [
-        {axis: torch.export.Dim(symbol) for axis, symbol in dimensions.get(name, {}).items()}
+        {axis: _dimension(symbol, group) for axis, symbol in dimensions.get(name, {}).items()}
         for name in _flat_names(key, value)
     ]
     return shapes[0] if isinstance(value, Tensor) else shapes
+
+
+def _dimension(symbol: str, group: int) -> Any:
+    return group * torch.export.Dim("groups") if symbol == "patches" else torch.export.Dim(symbol)
 
 
 @contextmanager

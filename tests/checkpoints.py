@@ -76,7 +76,7 @@ def tokenizer(
 def spread(model: Any, seed: int) -> None:
     """Reseed every weight so that layers outweigh the embedding (else text repeats itself) and logits stand apart."""
     generator = torch.Generator().manual_seed(seed)
-    tied = model.config.get_text_config().tie_word_embeddings
+    tied = model.config.tie_word_embeddings
     scale = float(getattr(model.get_input_embeddings(), "embed_scale", 1.0))
     table = (0.3 if tied else 1.0) / scale**0.5
     for name, parameter in model.named_parameters():
@@ -127,6 +127,101 @@ def idefics3(folder: Path, *, seed: int = 0) -> Path:
         size={"longest_edge": 96}, max_image_size={"longest_edge": 32}, do_image_splitting=True
     )
     Idefics3Processor(images, text, image_seq_len=4, chat_template=IDEFICS3_TEMPLATE).save_pretrained(folder)
+    return folder
+
+
+LLAVA_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] | upper }}: "
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>\n"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %} {% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+
+
+def llava(folder: Path, *, siglip: bool = False, seed: int = 0) -> Path:
+    """LLaVA in small: 32-pixel images of 16 tokens; CLIP and Llama, or SigLIP and Qwen2."""
+    from transformers import (
+        CLIPImageProcessor,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+        SiglipImageProcessor,
+    )
+
+    special = ["<bos>", "<eos>", "<pad>", "<image>"]
+    text = tokenizer(special, bos="<bos>", eos="<eos>", pad="<pad>")
+    bos, eos, pad, image = text.convert_tokens_to_ids(special)
+    vision = {
+        "model_type": "siglip_vision_model" if siglip else "clip_vision_model",
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "image_size": 32,
+        "patch_size": 8,
+    }
+    strategy = "full" if siglip else "default"
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config=_text_config(text, "qwen2" if siglip else "llama", bos, eos, pad),
+        image_token_index=image,
+        image_seq_length=16,
+        vision_feature_layer=-1 if siglip else -2,
+        vision_feature_select_strategy=strategy,
+    )
+    _save(LlavaForConditionalGeneration(config), folder, seed)
+    size = {"height": 32, "width": 32}
+    images = (
+        SiglipImageProcessor(size=size) if siglip else CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=size)
+    )
+    LlavaProcessor(
+        images,
+        text,
+        patch_size=8,
+        vision_feature_select_strategy=strategy,
+        num_additional_image_tokens=0 if siglip else 1,
+        chat_template=LLAVA_TEMPLATE,
+    ).save_pretrained(folder)
+    return folder
+
+
+QWEN_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def qwen2_vl(folder: Path, *, windowed: bool = False, seed: int = 0) -> Path:
+    """Qwen2-VL (or 2.5, `windowed`) in small: patches of 14 pixels merged 2 x 2, windows of 2 x 2 merged groups."""
+    from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2VLImageProcessor
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"]
+    special += ["<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"]
+    text = tokenizer(special, bos=None, eos="<|im_end|>", pad="<|endoftext|>")
+    ids = dict(zip(special, text.convert_tokens_to_ids(special), strict=True))
+    vision: dict[str, Any] = {"depth": 3, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 2}
+    if windowed:
+        vision |= {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "window_size": 56}
+        vision |= {"fullatt_block_indexes": [1]}
+    else:
+        vision |= {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2}
+    family = "qwen2_5_vl" if windowed else "qwen2_vl"
+    settings = _text_config(text, f"{family}_text", ids["<|endoftext|>"], ids["<|im_end|>"], ids["<|endoftext|>"])
+    rope = {"rope_type": "default", "rope_theta": settings.pop("rope_theta"), "mrope_section": [2, 3, 3]}
+    config = AutoConfig.for_model(
+        family,
+        vision_config=vision,
+        text_config=settings | {"rope_parameters": rope},
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+    )
+    _save(AutoModelForImageTextToText.from_config(config), folder, seed)
+    pixels = {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 64}
+    Qwen2VLImageProcessor(patch_size=14, merge_size=2, size=pixels).save_pretrained(folder)
+    text.chat_template = QWEN_TEMPLATE
+    text.save_pretrained(folder)
     return folder
 
 
@@ -185,6 +280,10 @@ def _save(model: Any, folder: Path, seed: int) -> None:
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "idefics3": idefics3,
+    "llava": llava,
+    "llava_siglip": partial(llava, siglip=True),
+    "qwen2_vl": qwen2_vl,
+    "qwen2_5_vl": partial(qwen2_vl, windowed=True),
     "llama": partial(text_decoder, "llama", tie_word_embeddings=True),
     "mistral": partial(text_decoder, "mistral", sliding_window=5),
     "qwen2": partial(text_decoder, "qwen2", tie_word_embeddings=True),

@@ -6,9 +6,14 @@ from .family import Family, VisionPart
 from .gemma3 import Gemma3
 from .gpt2 import GPT2
 from .idefics3 import Idefics3
+from .llava import Llava
+from .qwen2_vl import Qwen2VL, Qwen25VL
 
 FAMILIES: tuple[Family, ...] = (
     Idefics3(),
+    Llava(),
+    Qwen2VL(),
+    Qwen25VL(),
     Family("llama", ("llama",)),
     Family("mistral", ("mistral",)),
     Family("qwen2", ("qwen2",)),

@@ -21,12 +21,13 @@ class VisionPart:
     """The vision tower as one traceable call.
 
     `inputs` are example tensors in the graph's order, `dynamic` names the symbolic dimensions of each
-    ({axis: symbol}).
+    ({axis: symbol}). Where `group` patches become one feature, "groups" is the number of patches divided by it.
     """
 
     module: nn.Module
     inputs: dict[str, Tensor]
     dynamic: dict[str, dict[int, str]]
+    group: int = 1
 
 
 @dataclass(frozen=True)
