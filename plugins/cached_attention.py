@@ -86,7 +86,8 @@ def _softmax(scores: Floats) -> Floats:
     """Over the last axis; a row of -inf alone becomes zeros."""
     highest = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isneginf(highest), 0, highest))
-    return weights / np.maximum(weights.sum(-1, keepdims=True), np.finfo(np.float32).tiny)
+    shares: Floats = weights / np.maximum(weights.sum(-1, keepdims=True), np.finfo(np.float32).tiny)
+    return shares
 
 
 def function_proto() -> onnx.FunctionProto:

@@ -64,13 +64,13 @@ class WindowedPatchEncoder(nn.Module):
 
     def _windowed(self, rows: Tensor, window_index: Tensor) -> Tensor:
         """Rows [patches, n] with their groups of merged neighbours put into window order."""
-        return rows.unflatten(0, (-1, self.group)).index_select(0, window_index).flatten(0, 1)
+        return rows.view(-1, self.group, rows.shape[-1]).index_select(0, window_index).flatten(0, 1)
 
 
 def as_linear(convolution: nn.Conv3d) -> nn.Linear:
     """A convolution whose kernel is the whole patch, as the product it is; shares the weight."""
     weight = convolution.weight.detach().flatten(1)
-    linear = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
     return linear
 
