@@ -166,15 +166,18 @@ def _positions(prompt: Prompt, step: int) -> NDArray[np.int64]:
 
 
 def _judge(part: str, figures: Figures, bounds: DecoderBounds | VisionBounds) -> Figures:
+    """The figures with their bounds beside them; an AccuracyError names all of them when one is out of bounds."""
     judged: Figures = {}
+    shown, within = [], True
     for name, value in figures.items():
         bound = getattr(bounds, name)
-        within = value <= bound if name == "divergence" else value >= bound
-        if not within:
-            side = "at most" if name == "divergence" else "at least"
-            raise AccuracyError(
-                f"{part}: {name} {value:.5f} beside the fp32 model; the recipe asks for {side} {bound:g}; "
-                f"choose a higher precision, relax the bound with --set, or build with --no-check"
-            )
+        highest = name == "divergence"
         judged |= {name: value, f"{name}_bound": bound}
+        shown.append(f"{name} {value:.5f} ({'at most' if highest else 'at least'} {bound:g})")
+        within = within and (value <= bound if highest else value >= bound)
+    if not within:
+        raise AccuracyError(
+            f"{part}: {', '.join(shown)} beside the fp32 model; choose a higher precision, relax the bound with "
+            f"--set check.{part}.PRECISION.FIGURE=VALUE, or build with --no-check"
+        )
     return judged

@@ -218,7 +218,9 @@ def test_a_figure_out_of_bounds_is_an_error(capsys: Capture, tmp_path: Path, qui
     assert run(build(out, *options)) == 1
     out_text, error = capsys.readouterr()
     assert out_text == ""
-    assert re.search(r"error: decoder: divergence \d.\d+ beside the fp32 model; the recipe asks for at most 0;", error)
+    assert re.search(
+        r"error: decoder: cosine .*, divergence \d\.\d+ \(at most 0\) beside the fp32 model; choose", error
+    )
     assert list(tmp_path.iterdir()) == []
 
 
