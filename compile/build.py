@@ -23,7 +23,7 @@ from ..runtime.processing.processor import Processor
 from .check import Reference, check_decoder, check_vision, golden_prompt, make_reference, save_reference
 from .checkpoint import Checkpoint, open_checkpoint
 from .export import export_decoder, export_vision, save_graph
-from .lowering import MIN_WIDTH, SESSION_OPTIONS, lower
+from .lowering import MIN_WIDTH, lower
 from .measure import measure_decoder, measure_vision
 from .plan import Plan, check_plan, make_plan
 from .processing import write_processing
@@ -135,7 +135,6 @@ class _Pipeline:
             outputs=(),
             parameters=self.plan.parts[part].parameters,
             min_width=MIN_WIDTH[part],
-            options=dict(SESSION_OPTIONS[precision]),
             weight_bytes=path.with_name(f"{path.name}.data").stat().st_size,
         )
 

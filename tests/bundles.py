@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 
 from .checkpoints import checkpoint, session_folder
 
-VISION = ("idefics3", "llava_clip", "llava_siglip", "qwen2_vl", "qwen2_5_vl")
+VISION = ("idefics3", "llava", "llava_siglip", "qwen2_vl", "qwen2_5_vl")
 TEXT = ("llama", "qwen2", "gemma3_text", "gpt2")
 SHAPES = {"portrait": (40, 90), "landscape": (120, 50), "square": (64, 64)}
 
