@@ -94,10 +94,10 @@ class Checkpoint:
 
     def _token_id(self, name: str) -> Any:
         generation = _read_json(self.folder / "generation_config.json", missing={})
-        for value in (generation.get(name), getattr(self.text_config, name, None), getattr(self.config, name, None)):
-            if value is not None:
-                return value
-        return None
+        if generation.get(name) is not None:
+            return generation[name]
+        in_text = getattr(self.text_config, name, None)
+        return in_text if in_text is not None else getattr(self.config, name, None)
 
 
 def open_checkpoint(source: Path | str) -> Checkpoint:
@@ -110,17 +110,17 @@ def open_checkpoint(source: Path | str) -> Checkpoint:
     raw = _read_json(folder / "config.json")
     family = _family(folder, raw)
     if "quantization_config" in raw:
-        method = raw["quantization_config"].get("quant_method", "unknown")
+        quantisation = raw["quantization_config"]
+        method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, dict) else quantisation
         raise CheckpointError(
             f"{folder}: the weights are quantised ({method}); use the original checkpoint, the recipe chooses precision"
         )
-    shards = _shards(folder)
-    _check_memory(folder, shards)
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
     except Exception as error:
         raise CheckpointError(f"{folder}/config.json: {_one_line(error)}") from error
     family.check(config)
+    _check_memory(folder, _shards(folder))
     return Checkpoint(str(source), folder, config, family)
 
 
@@ -159,7 +159,7 @@ def _read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, A
 
 def _family(folder: Path, raw: dict[str, Any]) -> Family:
     model_type = raw.get("model_type")
-    if model_type not in BY_MODEL_TYPE:
+    if not isinstance(model_type, str) or model_type not in BY_MODEL_TYPE:
         known = ", ".join(sorted(BY_MODEL_TYPE))
         raise CheckpointError(f"{folder}/config.json: model_type {model_type!r} is not a known family; known: {known}")
     return BY_MODEL_TYPE[model_type]
@@ -168,6 +168,9 @@ def _family(folder: Path, raw: dict[str, Any]) -> Family:
 def _shards(folder: Path) -> list[Path]:
     if (folder / _INDEX).is_file():
         listed = sorted(set(_read_json(folder / _INDEX).get("weight_map", {}).values()))
+        for name in listed:
+            if Path(name).name != name:
+                raise CheckpointError(f"{folder}/{_INDEX}: shard {name!r} is not a plain file name")
         missing = [name for name in listed if not (folder / name).is_file()]
         if missing or not listed:
             raise CheckpointError(
@@ -213,12 +216,17 @@ def _load(folder: Path, config: PreTrainedConfig, family: Family) -> Any:
     auto = transformers.AutoModelForImageTextToText if family.has_vision else transformers.AutoModelForCausalLM
     try:
         model, info = auto.from_pretrained(
-            folder, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+            folder,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            ignore_mismatched_sizes=True,  # reported below, by name
+            output_loading_info=True,
         )
     except Exception as error:
         raise CheckpointError(f"{folder}: the weights could not be loaded ({_one_line(error)})") from error
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        names = sorted(str(key) for key in info.get(fault, ()))
+        names = sorted(key if isinstance(key, str) else key[0] for key in info[fault])
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise CheckpointError(f"{folder}: {fault.replace('_', ' ')} in the weights: {', '.join(names[:5])}{more}")
