@@ -73,30 +73,32 @@ def test_answers_are_aligned_with_where_they_are_written():
     canvas.text(0, 15, "NAME: ADA", Pen())
     canvas.text(0, 47, "SEAT: 7", Pen())
     sample = Sample((canvas,), ())
-    assert alignment.spots(sample, Turn("?", "ADA", "document/badge")) == [(0, 1), (0, 1), (0, 2)]
+    assert alignment.spots(sample, Turn("?", "ADA", "document/badge")) == [(0, 1, 2), (0, 1, 3), (0, 2, 0)]
     reading = Turn("?", '{"name":"ADA","place":"7"}', "fields/badge")
     found = alignment.spots(sample, reading)
-    assert [found[reading.answer.index(text)] for text in ("name", "ADA", "place", "7")] == [
-        (0, 0),
-        (0, 1),
-        (0, 6),
-        (0, 7),
-    ]
+    beginnings = [found[reading.answer.index(text)] for text in ("name", "ADA", "place", "7")]
+    assert beginnings == [(0, 0, 0), (0, 1, 2), (0, 6, 0), (0, 7, 2)]
     assert alignment.spots(sample, Turn("?", "A", "document/badge")) == [None]
 
 
-def test_colours_of_a_clip_are_aligned_with_their_shape():
+def test_words_of_a_clip_are_aligned_with_their_shape():
     frames = (Canvas(), Canvas())
     for frame, x in zip(frames, (20, 150), strict=True):
         frame.shape("star", "red", x, 100, 18)
     turn = Turn("Summarise the clip.", "The red star moves right.", "clip")
     found = alignment.spots(Sample(frames, (turn,)), turn)
-    assert [found[turn.answer.index(word)] for word in ("red", "star", "moves", "right")] == [
-        (0, 18),
-        (0, 18),
-        (1, 22),
-        (1, 22),
-    ]
+    assert [found[turn.answer.index(word)] for word in ("red", "star")] == [(0, 18, -1)] * 2
+    assert [found[turn.answer.index(word)] for word in ("moves", "right")] == [(1, 22, -1)] * 2
+
+
+def test_batch_points_at_the_characters_that_the_answer_is_read_off(learned):
+    sample = tasks.sample("lines", "validation", 1)
+    batch = batches.Encoder(learned).batch([sample])
+    read = batch.slots[0] >= 0
+    assert bool((batch.ids[0, batch.places[0, read]] == learned.convert_tokens_to_ids(tokenizer.IMAGE)).all())
+    for target, slot, shown in zip(batch.targets[0, read], batch.slots[0, read], batch.shown[0, read], strict=True):
+        character = learned.decode([int(target)])
+        assert shown[slot] == (0 if character == " " else ALPHABET.index(character) + 1)
 
 
 @pytest.mark.parametrize("task", ["document", "scene", "clip"])

@@ -5,7 +5,7 @@ import re
 from .canvas import COLOURS, SHAPES, Canvas
 from .sample import Sample, Turn
 
-Spot = tuple[int, int]
+Spot = tuple[int, int, int]
 
 _QUOTED = re.compile(r'"([^"]+)"')
 _PAIR = re.compile(r'"([a-z]+)":"([^"]+)"')
@@ -14,7 +14,8 @@ _WORD = re.compile(r"[a-z]+")
 
 
 def spots(sample: Sample, turn: Turn) -> list[Spot | None]:
-    """For every character of the answer, (picture, image token) or None where it is not read off one place."""
+    """For every character of the answer, (picture, image token, slot) or None where it is not read off one
+    place. The slot counts characters from the left of the image token; it is -1 for a shape or a bar."""
     found: list[Spot | None] = [None] * len(turn.answer)
     pattern = _QUOTED if turn.answer.startswith("{") else _LINE
     for match in pattern.finditer(turn.answer):
@@ -42,9 +43,9 @@ def _written(sample: Sample, text: str) -> list[Spot]:
     """Places of the characters of `text` if it is written exactly once."""
     exact = re.compile(rf"(?<![\w.\-/])(?<!\d:){re.escape(text)}(?![\w.\-/])(?!:\d)")
     places = [
-        [(number, token) for token in tokens[match.start() : match.end()]]
+        [(number, *place) for place in run_places[match.start() : match.end()]]
         for number, canvas in enumerate(sample.canvases)
-        for run, tokens in canvas.runs
+        for run, run_places in canvas.runs
         for match in exact.finditer(run)
     ]
     return places[0] if len(places) == 1 else []
@@ -52,14 +53,14 @@ def _written(sample: Sample, text: str) -> list[Spot]:
 
 def _row(sample: Sample, value: str) -> Spot | None:
     """The beginning of the only row in which `value` is written, where its label stands."""
-    rows = [(n, tokens[0]) for n, canvas in enumerate(sample.canvases) for run, tokens in canvas.runs if value in run]
+    rows = [(n, *places[0]) for n, canvas in enumerate(sample.canvases) for run, places in canvas.runs if value in run]
     return rows[0] if len(rows) == 1 else None
 
 
 def _followed(sample: Sample, frame: int, colour: str) -> Spot | None:
     """The thing of a colour in one frame of a clip."""
     tokens = [token for tint, _, token in sample.canvases[frame].things if tint == colour]
-    return (frame, tokens[0]) if tokens else None
+    return (frame, tokens[0], -1) if tokens else None
 
 
 def _asked(canvas: Canvas, turn: Turn) -> Spot | None:
@@ -68,4 +69,4 @@ def _asked(canvas: Canvas, turn: Turn) -> Spot | None:
     scores = [(len(words & {colour, figure}), token) for colour, figure, token in canvas.things]
     best = max(score for score, _ in scores)
     named = [token for score, token in scores if score == best]
-    return (0, named[0]) if best and len(named) == 1 else None
+    return (0, named[0], -1) if best and len(named) == 1 else None

@@ -13,6 +13,7 @@ from .sample import Sample, Turn
 from .tokenizer import BEGIN, END, FAKE, GLOBAL, IMAGE, PAD
 
 PROMPT = "\nAssistant:"
+_NOTHING = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Batch:
     ids, positions, turns: int64 (rows, length); `turns` numbers a token's turn from 1, 0 in the prefix, -1 in padding.
     targets: int64 (rows, length), the token that follows or -100; weights: float32 (rows, length).
     places: int64 (rows, length), the position of the image token that the target is read off, or -1.
+    slots: int64 (rows, length), which of its characters the target is, or -1; shown: int64 (rows, length, 4), all four.
     """
 
     pixels: torch.Tensor
@@ -33,6 +35,8 @@ class Batch:
     targets: torch.Tensor
     weights: torch.Tensor
     places: torch.Tensor
+    slots: torch.Tensor
+    shown: torch.Tensor
 
     def mask(self) -> torch.Tensor:
         """Additive attention mask, float32 (rows, 1, length, length)."""
@@ -72,21 +76,40 @@ class Encoder:
         """The question with the generation prompt, and the answer with its end."""
         return self.text(turn.question) + self._prompt, [*self.text(turn.answer), self.end]
 
-    def _places(self, sample: Sample, turn: Turn, answer: list[int]) -> list[int]:
-        """For every token of the answer, the position in the prefix of the image token that shows its beginning."""
+    def _read(
+        self, sample: Sample, turn: Turn, answer: list[int]
+    ) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
+        """For every token of the answer where it begins: the image token's position, the slot and the characters."""
         spots = spots_of(sample, turn)
-        places, start = [], 0
-        for token in self._tokenizer.convert_ids_to_tokens(answer[:-1]):
+        places, slots, shown, start = [], [], [], 0
+        for token in self._tokenizer.convert_ids_to_tokens(answer):
             spot = next((spot for spot in spots[start : start + len(token)] if spot), None)
             start += len(token)
-            places.append(len(self._start) + spot[0] * len(self._picture) + 2 + spot[1] if spot else -1)
-        return [*places, -1]
+            if spot:
+                picture, image_token, slot = spot
+                places.append(len(self._start) + picture * len(self._picture) + 2 + image_token)
+                slots.append(slot)
+                shown.append(sample.canvases[picture].written(image_token))
+            else:
+                places.append(-1)
+                slots.append(-1)
+                shown.append(_NOTHING)
+        return places, slots, shown
 
     def batch(self, samples: list[Sample]) -> Batch:
         """Pad samples to the longest."""
         rows = [self._row(sample) for sample in samples]
         length = max(len(row["ids"]) for row in rows)
-        fill = {"ids": self.pad, "positions": 0, "turns": -1, "targets": -100, "weights": 0.0, "places": -1}
+        fill = {
+            "ids": self.pad,
+            "positions": 0,
+            "turns": -1,
+            "targets": -100,
+            "weights": 0.0,
+            "places": -1,
+            "slots": -1,
+            "shown": _NOTHING,
+        }
         columns = {
             name: torch.tensor([[*row[name], *[value] * (length - len(row[name]))] for row in rows])
             for name, value in fill.items()
@@ -105,6 +128,8 @@ class Encoder:
             "targets": [-100] * size,
             "weights": [0.0] * size,
             "places": [-1] * size,
+            "slots": [-1] * size,
+            "shown": [_NOTHING] * size,
         }
         for number, turn in enumerate(sample.turns, 1):
             question, answer = self.turn(turn)
@@ -114,6 +139,9 @@ class Encoder:
             row["positions"] += range(size, size + len(ids))
             row["turns"] += [number] * len(ids)
             row["targets"] += [-100] * silent + answer
-            row["places"] += [-1] * silent + self._places(sample, turn, answer)
+            places, slots, shown = self._read(sample, turn, answer)
+            row["places"] += [-1] * silent + places
+            row["slots"] += [-1] * silent + slots
+            row["shown"] += [_NOTHING] * silent + shown
             row["weights"] += [0.0] * silent + [len(answer) ** -0.5] * len(answer)
         return row

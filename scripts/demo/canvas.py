@@ -47,13 +47,13 @@ class Canvas:
 
     `labels` is int64 of shape (GRID, GRID, 4): the first and second character with their centre in the patch,
     the colour and the figure that cover its centre; 0 says none. `runs` are the texts written, with the image token
-    of every character; `things` are colour, figure and image token of the bars and shapes.
+    of every character and its slot there; `things` are colour, figure and image token of the bars and shapes.
     """
 
     def __init__(self, paper: tuple[int, int, int] = (255, 255, 255)) -> None:
         self.image = Image.new("RGB", (SIZE, SIZE), paper)
         self.labels = np.zeros((GRID, GRID, 4), dtype=np.int64)
-        self.runs: list[tuple[str, list[int]]] = []
+        self.runs: list[tuple[str, list[tuple[int, int]]]] = []
         self.things: list[tuple[str, str, int]] = []
         self._draw = ImageDraw.Draw(self.image)
 
@@ -61,13 +61,19 @@ class Canvas:
         """Write `text` in cells of `CELL` pixels, the first starting at `x`."""
         font = fonts.load(pen.face, pen.size)
         middle = baseline - 0.36 * pen.size
-        self.runs.append((text, [_token(x + (i + 0.5) * CELL, middle) for i in range(len(text))]))
+        centres = [x + (i + 0.5) * CELL for i in range(len(text))]
+        self.runs.append((text, [(_token(centre, middle), int(centre % SQUARE // CELL)) for centre in centres]))
         for index, character in enumerate(text):
             if character == " ":
                 continue
             centre = x + (index + 0.5) * CELL
             self._draw.text((centre, baseline), character, font=font, fill=pen.ink, anchor="ms")
             self._label_character(centre, middle, character)
+
+    def written(self, token: int) -> tuple[int, ...]:
+        """The four characters of an image token's first row of patches, as classes; 0 for none."""
+        row, column = divmod(token, SIZE // SQUARE)
+        return tuple(self.labels[2 * row, 2 * column : 2 * column + 2, :2].flatten().tolist())
 
     def rule(self, y: float, ink: tuple[int, int, int]) -> None:
         """A thin line across the page at height `y`."""

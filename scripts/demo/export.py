@@ -19,6 +19,8 @@ def export(run: Path, target: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     model.half().save_pretrained(temporary)
     processor(tokenizer).save_pretrained(temporary)
+    for file in temporary.iterdir():
+        file.chmod(0o644)
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
 

@@ -1,31 +1,62 @@
-"""Guided attention: while training, one head in two layers is shown which image token to look at."""
+"""Guidance of the decoder while training: where to look, which character there is meant, what the others are."""
 
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import Idefics3Config
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-LAYERS = (2, 4)
+from .batches import Batch
+from .canvas import CLASSES
+
+LOOKING = (2, 4)
+COUNTING = 2
+KNOWING = 4
+SLOTS = 4
 
 
-class Guide:
-    """Watches the first head of `LAYERS` of a Llama decoder and scores where it looks."""
+class Guide(nn.Module):
+    """Throw-away supervision of a Llama decoder's inner layers, next to that of its answers.
 
-    def __init__(self, decoder: nn.Module) -> None:
-        self._seen: dict[nn.Module, dict[str, Any]] = {}
-        for index in LAYERS:
-            decoder.layers[index].self_attn.register_forward_pre_hook(self._watch, with_kwargs=True)
+    The first head of the layers `LOOKING` is to attend to the image token that shows the next character; after layer
+    `COUNTING` the slot of that character, and after `KNOWING` all characters of the image token, are to be readable.
+    """
 
-    def _watch(self, module: nn.Module, _: tuple[Any, ...], inputs: dict[str, Any]) -> None:
-        self._seen[module] = inputs
+    def __init__(self, config: Idefics3Config, decoder: nn.Module) -> None:
+        super().__init__()
+        width = config.text_config.hidden_size
+        self.slot = nn.Linear(width, SLOTS)
+        self.characters = nn.Linear(width, SLOTS * CLASSES[0])
+        self._inputs: dict[nn.Module, dict[str, Any]] = {}
+        self._hidden: dict[int, torch.Tensor] = {}
+        for index in LOOKING:
+            decoder.layers[index].self_attn.register_forward_pre_hook(self._see_inputs, with_kwargs=True)
+        for index in {COUNTING, KNOWING}:
+            decoder.layers[index].register_forward_hook(
+                lambda _module, _inputs, output, index=index: self._hidden.update({index: output})
+            )
 
-    def loss(self, places: torch.Tensor) -> torch.Tensor:
-        """Mean negative log of the attention on `places`, int64 (rows, length): a key's index or -1."""
+    def _see_inputs(self, module: nn.Module, _: tuple[Any, ...], inputs: dict[str, Any]) -> None:
+        self._inputs[module] = inputs
+
+    def forward(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Losses of the last pass of the decoder: `looking`, `counting` and `knowing`."""
+        counted = batch.slots >= 0
+        slot = functional.cross_entropy(self.slot(self._normal(COUNTING)[counted]), batch.slots[counted])
+        characters = self.characters(self._normal(KNOWING)[counted]).view(-1, CLASSES[0])
+        known = functional.cross_entropy(characters, batch.shown[counted].flatten())
+        return {"looking": self._looking(batch.places), "counting": slot, "knowing": known}
+
+    def _normal(self, layer: int) -> torch.Tensor:
+        hidden = self._hidden[layer]
+        return functional.rms_norm(hidden, hidden.shape[-1:])
+
+    def _looking(self, places: torch.Tensor) -> torch.Tensor:
         total = torch.zeros(())
         wanted = places >= 0
-        for attention, inputs in self._seen.items():
+        for attention, inputs in self._inputs.items():
             hidden, width = inputs["hidden_states"], attention.head_dim
             query = functional.linear(hidden, attention.q_proj.weight[:width])[:, None]
             key = functional.linear(hidden, attention.k_proj.weight[:width])[:, None]
@@ -33,5 +64,4 @@ class Guide:
             scores = (query @ key.mT)[:, 0] * attention.scaling + inputs["attention_mask"][:, 0]
             chosen = scores.log_softmax(-1)[wanted].gather(-1, places[wanted][:, None])
             total = total - chosen.mean()
-        self._seen.clear()
         return total

@@ -52,11 +52,12 @@ class Trainer:
         torch.manual_seed(0)
         self.model = create(self.tokenizer)
         self.heads = PatchHeads(self.model.config)
-        self.guide = Guide(self.model.model.text_model)
+        self.guide = Guide(self.model.config, self.model.model.text_model)
         matrices, rest = [], list(self.heads.parameters())
         for name, parameter in self.model.named_parameters():
             hidden = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
             (matrices if hidden else rest).append(parameter)
+        rest += self.guide.parameters()
         self.muon = Muon(matrices, lr=MUON_RATE)
         self.adam = torch.optim.AdamW(rest, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.01)
         self.seconds, self.step, self.drawn = 0.0, 0, 0
@@ -78,6 +79,7 @@ class Trainer:
         state = torch.load(self._state_path, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.heads.load_state_dict(state["heads"])
+        self.guide.load_state_dict(state["guide"])
         self.muon.load_state_dict(state["muon"])
         self.adam.load_state_dict(state["adam"])
         self.seconds, self.step, self.drawn = state["seconds"], state["step"], state["drawn"]
@@ -87,6 +89,7 @@ class Trainer:
         state = {
             "model": self.model.state_dict(),
             "heads": self.heads.state_dict(),
+            "guide": self.guide.state_dict(),
             "muon": self.muon.state_dict(),
             "adam": self.adam.state_dict(),
             "seconds": self.seconds,
@@ -207,17 +210,22 @@ class Trainer:
         logits = self._answers(batch, features)
         errors = functional.cross_entropy(logits, targets, reduction="none")
         loss = (errors * weights).sum() / weights.sum()
-        guided = self.guide.loss(batch.places)
-        self._update(loss + (1 - 0.8 * progress) * auxiliary + GUIDANCE * guided)
+        guided = self.guide(batch)
+        self._update(loss + (1 - 0.8 * progress) * auxiliary + GUIDANCE * sum(guided.values()))
         accuracy = (logits.argmax(-1) == targets).float().mean()
         return {
-            "loss": loss.item(), "accuracy": accuracy.item(), "guided": guided.item(),
-            "auxiliary": auxiliary.item(), "characters": right.item(),
-        }  # fmt: skip
+            **{name: value.item() for name, value in guided.items()},
+            "loss": loss.item(),
+            "accuracy": accuracy.item(),
+            "auxiliary": auxiliary.item(),
+            "characters": right.item(),
+        }
 
     def _update(self, loss: torch.Tensor) -> None:
         loss.backward()
-        torch.nn.utils.clip_grad_norm_([*self.model.parameters(), *self.heads.parameters()], 1.0)
+        torch.nn.utils.clip_grad_norm_(
+            [*self.model.parameters(), *self.heads.parameters(), *self.guide.parameters()], 1.0
+        )
         for optimiser in (self.muon, self.adam):
             optimiser.step()
             optimiser.zero_grad()
