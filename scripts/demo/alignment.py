@@ -10,6 +10,7 @@ Spot = tuple[int, int, int]
 _QUOTED = re.compile(r'"([^"]+)"')
 _PAIR = re.compile(r'"([a-z]+)":"([^"]+)"')
 _LINE = re.compile(r"[^\n]+")
+_NAME = re.compile(r"\b[A-Z]+\b")
 _WORD = re.compile(r"[a-z]+")
 
 
@@ -36,6 +37,19 @@ def spots(sample: Sample, turn: Turn) -> list[Spot | None]:
             found[match.start() : match.end()] = [_followed(sample, frame, followed)] * len(word)
     elif turn.kind.startswith(("shapes", "chart/colour")):
         found = [_asked(sample.canvases[0], turn)] * len(turn.answer)
+    return found
+
+
+def mentioned(sample: Sample, question: str) -> list[Spot | None]:
+    """For every character of the question, where the label, or the only colour or figure, that it names is."""
+    found: list[Spot | None] = [None] * len(question)
+    for match in _NAME.finditer(question):
+        for offset, spot in enumerate(_written(sample, match.group())):
+            found[match.start() + offset] = spot
+    for match in _WORD.finditer(question):
+        tokens = [token for colour, figure, token in sample.canvases[0].things if match.group() in (colour, figure)]
+        if len(tokens) == 1:
+            found[match.start() : match.end()] = [(0, tokens[0], -1)] * len(match.group())
     return found
 
 

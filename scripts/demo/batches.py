@@ -1,12 +1,13 @@
 """From samples straight to tensors, without the processor."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from .alignment import spots as spots_of
+from .alignment import Spot, mentioned, spots
 from .canvas import Canvas
 from .model import IMAGE_TOKENS
 from .sample import Sample, Turn
@@ -23,7 +24,8 @@ class Batch:
     pixels: float32 (images, 3, SIZE, SIZE), in [-1, 1]; labels: int64 (images, GRID, GRID, 4).
     ids, positions, turns: int64 (rows, length); `turns` numbers a token's turn from 1, 0 in the prefix, -1 in padding.
     targets: int64 (rows, length), the token that follows or -100; weights: float32 (rows, length).
-    places: int64 (rows, length), the position of the image token that the target is read off, or -1.
+    places: int64 (rows, length), the position of the image token that the target is read off, or, in a question, of
+    the one that the token names; else -1.
     slots: int64 (rows, length), which of its characters the target is, or -1; shown: int64 (rows, length, 4), all four.
     """
 
@@ -66,7 +68,8 @@ class Encoder:
 
     def text(self, text: str) -> list[int]:
         """Token ids of plain text."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
     def prefix(self, pictures: int) -> list[int]:
         """What precedes the question."""
@@ -77,13 +80,12 @@ class Encoder:
         return self.text(turn.question) + self._prompt, [*self.text(turn.answer), self.end]
 
     def _read(
-        self, sample: Sample, turn: Turn, answer: list[int]
+        self, sample: Sample, places_of: list[Spot | None], tokens: list[int]
     ) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
-        """For every token of the answer where it begins: the image token's position, the slot and the characters."""
-        spots = spots_of(sample, turn)
+        """For every token where its text begins: the image token's position, the slot and the characters."""
         places, slots, shown, start = [], [], [], 0
-        for token in self._tokenizer.convert_ids_to_tokens(answer):
-            spot = next((spot for spot in spots[start : start + len(token)] if spot), None)
+        for token in self._tokenizer.convert_ids_to_tokens(tokens):
+            spot = next((spot for spot in places_of[start : start + len(token)] if spot), None)
             start += len(token)
             if spot:
                 picture, image_token, slot = spot
@@ -118,10 +120,10 @@ class Encoder:
         labels = torch.from_numpy(np.stack([canvas.labels for canvas in canvases]))
         return Batch(pixels(canvases), labels, **columns)
 
-    def _row(self, sample: Sample) -> dict[str, list]:
+    def _row(self, sample: Sample) -> dict[str, list[Any]]:
         prefix = self.prefix(len(sample.canvases))
         size = len(prefix)
-        row: dict[str, list] = {
+        row: dict[str, list[Any]] = {
             "ids": list(prefix),
             "positions": list(range(size)),
             "turns": [0] * size,
@@ -139,8 +141,9 @@ class Encoder:
             row["positions"] += range(size, size + len(ids))
             row["turns"] += [number] * len(ids)
             row["targets"] += [-100] * silent + answer
-            places, slots, shown = self._read(sample, turn, answer)
-            row["places"] += [-1] * silent + places
+            places, slots, shown = self._read(sample, spots(sample, turn), answer)
+            asked, _, _ = self._read(sample, mentioned(sample, turn.question), question)
+            row["places"] += asked[:-1] + places
             row["slots"] += [-1] * silent + slots
             row["shown"] += [_NOTHING] * silent + shown
             row["weights"] += [0.0] * silent + [len(answer) ** -0.5] * len(answer)

@@ -14,6 +14,7 @@ LINES = SIZE // LINE
 READ = "Read the document as JSON."
 
 Fields = dict[str, "str | Fields"]
+Entry = tuple[str, tuple[str, ...], str]
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def _receipt(rng: Random) -> Document:
     )
 
 
-def _form(rng: Random, title: str, entries: list[tuple[str, tuple[str, ...], str]]) -> Document:
+def _form(rng: Random, title: str, entries: list[Entry]) -> Document:
     """A titled page of labelled values: each entry is (field, labels to choose from, value)."""
     rng.shuffle(entries)
     column = rng.choice((8, 12, -16))
@@ -73,7 +74,7 @@ def _form(rng: Random, title: str, entries: list[tuple[str, tuple[str, ...], str
 
 
 def _invoice(rng: Random) -> Document:
-    entries = [
+    entries: list[Entry] = [
         ("number", ("NO", "NUMBER"), words.digits(rng, 5)),
         ("date", ("DATE", "ISSUED"), words.date(rng)),
         ("client", ("CLIENT", "BILL TO"), words.name(rng, words.LAST)),
@@ -84,7 +85,7 @@ def _invoice(rng: Random) -> Document:
 
 def _badge(rng: Random) -> Document:
     person = f"{rng.choice('ABCDEFGHJKLMNPRSTW')}. {words.name(rng, words.LAST)}"
-    entries = [
+    entries: list[Entry] = [
         ("name", ("NAME",), person),
         ("id", ("ID", "ID NO"), f"{words.letters(rng, 2)}{words.digits(rng, 4)}"),
         ("role", ("ROLE", "JOB"), words.name(rng, words.ROLES)),
@@ -95,7 +96,7 @@ def _badge(rng: Random) -> Document:
 
 def _ticket(rng: Random) -> Document:
     start, end = words.distinct(rng, words.CITIES, 2)
-    entries = [
+    entries: list[Entry] = [
         ("origin", ("FROM", "ORIGIN"), start),
         ("destination", ("TO",), end),
         ("date", ("DATE", "DAY"), words.date(rng)),

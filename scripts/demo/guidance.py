@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import Idefics3Config
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaModel, apply_rotary_pos_emb
 
 from .batches import Batch
 from .canvas import CLASSES
@@ -24,12 +24,12 @@ class Guide(nn.Module):
     `COUNTING` the slot of that character, and after `KNOWING` all characters of the image token, are to be readable.
     """
 
-    def __init__(self, config: Idefics3Config, decoder: nn.Module) -> None:
+    def __init__(self, config: Idefics3Config, decoder: LlamaModel) -> None:
         super().__init__()
         width = config.text_config.hidden_size
         self.slot = nn.Linear(width, SLOTS)
         self.characters = nn.Linear(width, SLOTS * CLASSES[0])
-        self._inputs: dict[nn.Module, dict[str, Any]] = {}
+        self._inputs: dict[LlamaAttention, dict[str, Any]] = {}
         self._hidden: dict[int, torch.Tensor] = {}
         for index in LOOKING:
             decoder.layers[index].self_attn.register_forward_pre_hook(self._see_inputs, with_kwargs=True)
@@ -38,7 +38,7 @@ class Guide(nn.Module):
                 lambda _module, _inputs, output, index=index: self._hidden.update({index: output})
             )
 
-    def _see_inputs(self, module: nn.Module, _: tuple[Any, ...], inputs: dict[str, Any]) -> None:
+    def _see_inputs(self, module: LlamaAttention, _: tuple[Any, ...], inputs: dict[str, Any]) -> None:
         self._inputs[module] = inputs
 
     def forward(self, batch: Batch) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """Muon in single precision: momentum, orthogonalised by Newton-Schulz iterations (Jordan et al., 2024)."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 
@@ -15,7 +15,8 @@ def orthogonalise(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    result: torch.Tensor = x.mT if tall else x
+    return result
 
 
 class Muon(torch.optim.Optimizer):
@@ -27,7 +28,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self) -> None:  # type: ignore[override]
         """One update; matrices of one shape are orthogonalised together."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[torch.nn.Parameter]] = defaultdict(list)
@@ -41,8 +42,11 @@ class Muon(torch.optim.Optimizer):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-rate)
 
     def _direction(self, parameter: torch.nn.Parameter, momentum: float) -> torch.Tensor:
+        gradient = parameter.grad
+        assert gradient is not None
         state = self.state[parameter]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(parameter)
-        state["momentum"].lerp_(parameter.grad, 1 - momentum)
-        return parameter.grad.lerp(state["momentum"], momentum)
+        state["momentum"].lerp_(gradient, 1 - momentum)
+        result: torch.Tensor = gradient.lerp(state["momentum"], momentum)
+        return result

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -47,7 +48,7 @@ def _schema(reading: str) -> str:
     return json.dumps(_blank(json.loads(reading)), separators=(",", ":"))
 
 
-def _blank(fields: dict) -> dict:
+def _blank(fields: dict[str, Any]) -> dict[str, Any]:
     return {
         key if key.islower() else "": _blank(value) if isinstance(value, dict) else value if value.islower() else ""
         for key, value in fields.items()

@@ -22,7 +22,7 @@ from .batches import Batch, Encoder
 from .guidance import Guide
 from .model import create
 from .muon import Muon
-from .sample import Sample
+from .sample import Sample, Turn
 
 ROWS = 24
 TOKENS = 110
@@ -53,7 +53,8 @@ class Trainer:
         self.model = create(self.tokenizer)
         self.heads = PatchHeads(self.model.config)
         self.guide = Guide(self.model.config, self.model.model.text_model)
-        matrices, rest = [], list(self.heads.parameters())
+        matrices: list[torch.nn.Parameter] = []
+        rest = list(self.heads.parameters())
         for name, parameter in self.model.named_parameters():
             hidden = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
             (matrices if hidden else rest).append(parameter)
@@ -175,7 +176,8 @@ class Trainer:
         first, *others = sample.turns
         turns = rng.sample(others, len(others))
         turns.insert(0 if rng.random() < 0.7 else len(turns), first)
-        kept, tokens = [], 0
+        kept: list[Turn] = []
+        tokens = 0
         for turn in turns:
             tokens += sum(map(len, self.encoder.turn(turn)))
             if kept and tokens > TOKENS:
@@ -198,7 +200,8 @@ class Trainer:
         hidden = core.text_model(
             inputs_embeds=embeddings, attention_mask=batch.mask(), position_ids=batch.positions, use_cache=False
         ).last_hidden_state
-        return self.model.lm_head(hidden[batch.targets >= 0])
+        logits: torch.Tensor = self.model.lm_head(hidden[batch.targets >= 0])
+        return logits
 
     def _joint_step(self, batch: Batch, progress: float) -> dict[str, float]:
         """The decoder first settles on the tower as it is, then both learn from the answers."""
@@ -222,7 +225,7 @@ class Trainer:
         }
 
     def _update(self, loss: torch.Tensor) -> None:
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(
             [*self.model.parameters(), *self.heads.parameters(), *self.guide.parameters()], 1.0
         )
