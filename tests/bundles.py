@@ -8,8 +8,9 @@ import numpy as np
 import speceyes
 import torch
 from PIL import Image
+from speceyes.compile.processing import load_source
 from speceyes.runtime.session import Model
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from .checkpoints import checkpoint, session_folder
 
@@ -46,10 +47,10 @@ def ask(text: str, images: int) -> list[dict[str, Any]]:
 
 @cache
 def _reference(family: str) -> tuple[Any, Any]:
-    vision = family in VISION
-    loader = AutoModelForImageTextToText if vision else AutoModelForCausalLM
-    processor = (AutoProcessor if vision else AutoTokenizer).from_pretrained(checkpoint(family))
-    return loader.from_pretrained(checkpoint(family), dtype=torch.float32).eval(), processor
+    source = load_source(checkpoint(family))
+    loader = AutoModelForImageTextToText if family in VISION else AutoModelForCausalLM
+    network = loader.from_pretrained(checkpoint(family), dtype=torch.float32).eval()
+    return network, source.processor or source.tokenizer
 
 
 def expected_tokens(
