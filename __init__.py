@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "compile", "load"]
 
 if TYPE_CHECKING:
-    from . import compile as compile
+    from .compile import compile as compile
     from .runtime.session import load as load
 
 

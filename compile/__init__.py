@@ -10,24 +10,26 @@ if TYPE_CHECKING:
     from .recipe import Recipe
 
 
-class _Compile(ModuleType):
-    def __call__(
-        self,
-        checkpoint: "str | os.PathLike[str]",
-        out: "str | os.PathLike[str]",
-        *,
-        recipe: "str | os.PathLike[str] | Recipe | None" = None,
-        **changes: Any,
-    ) -> "Build":
-        """Compile a checkpoint into the bundle `out`.
+def compile(
+    checkpoint: "str | os.PathLike[str]",
+    out: "str | os.PathLike[str]",
+    *,
+    recipe: "str | os.PathLike[str] | Recipe | None" = None,
+    **changes: Any,
+) -> "Build":
+    """Compile a checkpoint into the bundle `out`.
 
-        `checkpoint`: a folder in the Hugging Face format or a hub id. `recipe`: a YAML file or a Recipe, the defaults
-        when None; `changes` are recipe keys that override it: `precision={"decoder": "int4"}`. Raises SpecEyesError.
-        """
-        from .build import build
-        from .recipe import make_recipe
+    `checkpoint`: a folder in the Hugging Face format or a hub id. `recipe`: a YAML file or a Recipe, the defaults when
+    None; `changes` are recipe keys that override it: `precision={"decoder": "int4"}`. Raises SpecEyesError.
+    """
+    from .build import build
+    from .recipe import make_recipe
 
-        return build(checkpoint, out, make_recipe(recipe, changes))
+    return build(checkpoint, out, make_recipe(recipe, changes))
 
 
-sys.modules[__name__].__class__ = _Compile
+class _Callable(ModuleType):
+    __call__ = staticmethod(compile)
+
+
+sys.modules[__name__].__class__ = _Callable

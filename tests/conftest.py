@@ -1,6 +1,7 @@
 """Bundles that several test files share; each is built once."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import speceyes
@@ -8,7 +9,7 @@ from speceyes.engines.bundle import Bundle
 
 from .checkpoints import checkpoint
 
-FAST = {"check": {"steps": 8}, "measure": {"widths": [1, 2, 4], "past": 8, "repeats": 2, "tile_repeats": 1}}
+FAST: dict[str, Any] = {"check": {"steps": 8}, "measure": {"widths": [1, 2, 4], "past": 8, "repeats": 2, "tile_repeats": 1}}
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,7 @@ def test_the_decoder_passes_and_another_answer_does_not(bundle: Path, reference:
     figures = check_decoder(decoder, model, 2, reference, STRICT)
     assert figures["agreement"] == figures["agreement_bound"] == 1.0
     assert figures["divergence"] < figures["divergence_bound"] == 1e-4
+    assert reference.features is not None
     swapped = replace(reference, features=np.roll(reference.features, 1, axis=0))
     with pytest.raises(AccuracyError, match="decoder: cosine"):
         check_decoder(decoder, model, 2, swapped, STRICT)

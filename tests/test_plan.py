@@ -56,7 +56,7 @@ def test_lack_of_memory_or_disk_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
         check_plan(plan, out)
     monkeypatch.setattr(plans, "available_memory", lambda: plan.memory)
     usage = type("Usage", (), {"free": plan.disk - 1})
-    monkeypatch.setattr(plans.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: usage)
     with pytest.raises(ResourceError, match=rf"disk: the build needs about .* free in {tmp_path}; "):
         check_plan(plan, out)
 

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -31,7 +32,7 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-def examples(language: str) -> list[pytest.param]:
+def examples(language: str) -> list[Any]:
     return [pytest.param(text, id=f"{page}-{n}") for page in PAGES for n, text in enumerate(blocks(page, language))]
 
 
