@@ -25,6 +25,7 @@ def canonicalise(model: ir.Model, outputs: Sequence[str]) -> None:
     split_gemms(model.graph, keep=outputs)
     fold_weight_transposes(model.graph)
     common.RemoveUnusedNodesPass()(model)
+    common.DeduplicateInitializersPass()(model)
     name_everything(model.graph)
     order_nodes(model.graph)
     common.ClearMetadataAndDocStringPass()(model)

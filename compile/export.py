@@ -104,7 +104,10 @@ def export_vision(checkpoint: Checkpoint) -> ir.Model:
     graph = _trace(
         part.module, part.inputs, part.dynamic, ["image_features"], attention=FULL, part="vision", group=part.group
     )
-    rename_dimensions(graph.graph, {f"{part.group}*groups": "patches", "groups": f"patches/{part.group}"})
+    if part.group > 1:
+        groups = graph.graph.outputs[0].shape[0]
+        names = {f"{part.group}*groups": "patches", f"{part.group}*{groups}": "patches"}
+        rename_dimensions(graph.graph, names | {str(groups): f"patches/{part.group}"})
     return graph
 
 
@@ -162,8 +165,9 @@ def _trace(
                 module, (), kwargs=inputs, dynamic_shapes=shapes, opset_version=OPSET, optimize=False, verbose=False
             )
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ExportError(f"{part}: the model could not be traced ({type(error).__name__}: {reason})") from error
+        cause = error.__cause__ or error
+        reason = str(cause).strip().splitlines()[0]
+        raise ExportError(f"{part}: the model could not be traced ({type(cause).__name__}: {reason})") from error
     assert program is not None
     graph: ir.Model = program.model
     graph.ir_version = IR_VERSION
