@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from scripts.demo import alignment, batches, documents, evaluate, model, tasks, tokenizer
+from scripts.demo import alignment, batches, documents, evaluate, model, samples, tasks, tokenizer
 from scripts.demo.canvas import ALPHABET, Canvas, Pen
 from scripts.demo.muon import orthogonalise
 from scripts.demo.sample import Sample, Turn
@@ -157,3 +157,12 @@ def test_exact_match_and_score_of_a_perfect_and_of_a_blind_answer():
     report = evaluate.score(lambda images, q: known.get((images[0].tobytes(), q), ""), 12, ("questions", "clips"))
     assert [report[suite]["score"] for suite in report] == [1.0, 1.0]
     assert [report[suite]["blank"] for suite in report] == [0.0, 0.0]
+
+
+def test_samples_are_small_and_complete(tmp_path):
+    samples.write(tmp_path / "samples")
+    entries = json.loads((tmp_path / "samples" / "samples.json").read_text())
+    files = {path.name: path.stat().st_size for path in (tmp_path / "samples").glob("*.png")}
+    assert {name for entry in entries for name in entry["images"]} == set(files)
+    assert len(files) >= 30 and sum(files.values()) < 1_500_000
+    assert {entry["kind"].partition("/")[0] for entry in entries} >= {"fields", "document", "chart", "shapes", "clip"}
