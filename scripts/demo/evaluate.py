@@ -1,7 +1,7 @@
 """Scores on held-out seeds: fields (F1), questions and clip summaries (exact match), and the same on blank pictures.
 
-`python -m scripts.demo.evaluate --model scripts/demo/checkpoint --count 250`. Anything that maps pictures and a
-question to a text can be scored with `score`.
+`python -m scripts.demo.evaluate --count 250` scores the checkpoint in transformers, with `--bundle build/demo.speceyes`
+a bundle. Anything that maps pictures and a question to a text can be scored with `score`.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import speceyes
 import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -136,14 +137,22 @@ def from_checkpoint(folder: Path) -> Answer:
     return answer
 
 
+def from_bundle(folder: Path) -> Answer:
+    """Greedy answers of a compiled bundle."""
+    model = speceyes.load(folder)
+    return lambda images, question: model.generate(question, images=images).text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=Path("scripts/demo/checkpoint"), help="checkpoint folder")
+    parser.add_argument("--bundle", type=Path, help="score this bundle instead of the checkpoint")
     parser.add_argument("--count", type=int, default=250, help="items a suite")
     parser.add_argument("--threads", type=int, default=2, help="torch threads")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(json.dumps(score(from_checkpoint(options.model), options.count), indent=2))
+    answer = from_bundle(options.bundle) if options.bundle else from_checkpoint(options.model)
+    print(json.dumps(score(answer, options.count), indent=2))
 
 
 if __name__ == "__main__":
