@@ -9,7 +9,10 @@ from speceyes.engines.bundle import Bundle
 
 from .checkpoints import checkpoint
 
-FAST: dict[str, Any] = {"check": {"steps": 8}, "measure": {"widths": [1, 2, 4], "past": 8, "repeats": 2, "tile_repeats": 1}}
+FAST: dict[str, Any] = {
+    "check": {"steps": 8},
+    "measure": {"widths": [1, 2, 4], "past": 8, "repeats": 2, "tile_repeats": 1},
+}
 
 
 @pytest.fixture(scope="session")
