@@ -77,7 +77,7 @@ class Cache:
             self.lengths[row] += len(tokens)
         if passed is None:
             raise EngineError("prefill: found no tokens; at least one is needed")
-        return passed.buffers["logits"].array[0]
+        return _logits(passed)[0]
 
     def forward(self, ids: Ids, positions: Ids, counts: Ids, *, every: bool = False) -> Logits:
         """One pass over the first rows of the cache.
@@ -96,7 +96,7 @@ class Cache:
         self._fill(passed, slice(0, rows), ids, positions, counts, None)
         passed.step.run()
         self.lengths[:rows] += counts
-        logits = passed.buffers["logits"].array
+        logits = _logits(passed)
         return logits.reshape(rows, wide, -1)[:, :width] if every else logits
 
     def rewind(self, row: int, length: int) -> None:
@@ -154,3 +154,8 @@ class Cache:
             buffers["feature_index"].array[:, :width] = index
         if len(buffers["logit_index"].array) == len(lengths):
             buffers["logit_index"].array[:] = np.arange(len(lengths)) * wide + counts - 1
+
+
+def _logits(passed: _Pass) -> Logits:
+    array: Logits = passed.buffers["logits"].array.view(np.float32)
+    return array
