@@ -77,7 +77,8 @@ class Cache:
             self.lengths[row] += len(tokens)
         if passed is None:
             raise EngineError("prefill: found no tokens; at least one is needed")
-        return _logits(passed)[0]
+        last: Logits = _logits(passed)[0]
+        return last
 
     def forward(self, ids: Ids, positions: Ids, counts: Ids, *, every: bool = False) -> Logits:
         """One pass over the first rows of the cache.
