@@ -7,6 +7,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from .graph import CONTRIB, add_constant, attribute, constant, emit, nodes_of, replace
+from .int8_rows import TINY
 from .linear import Floats
 
 BLOCK = 32
@@ -36,7 +37,6 @@ def quantize_blocks(table: Floats) -> tuple[NDArray[np.uint8], Floats]:
     """[rows, hidden] -> (uint8 around 128 of the same shape, scale [rows, hidden / 32])."""
     rows, hidden = table.shape
     blocks = table.reshape(rows, hidden // BLOCK, BLOCK)
-    largest = np.abs(blocks).max(axis=2)
-    scale = (np.where(largest > 0, largest, 1) / 127).astype(np.float32)
+    scale = (np.maximum(np.abs(blocks).max(axis=2), TINY) / 127).astype(np.float32)
     integers = np.rint(blocks / scale[:, :, None]) + 128
     return integers.astype(np.uint8).reshape(rows, hidden), scale

@@ -49,13 +49,21 @@ def emit_many(
 
 
 def replace(node: ir.Node, values: Sequence[ir.Value]) -> None:
-    """Remove `node`; its users, and the graph's outputs under their old names, take `values` instead."""
+    """Remove `node` and what only it needed; its users, and graph outputs under their names, take `values` instead."""
     for old, new in zip(node.outputs, values, strict=True):
         new.type, new.shape = old.type or new.type, old.shape or new.shape
         if old.is_graph_output():
             new.name, old.name = old.name, None
         old.replace_all_uses_with(new, replace_graph_outputs=True)
+    _discard(node)
+
+
+def _discard(node: ir.Node) -> None:
+    producers = [value.producer() for value in node.inputs if value is not None]
     graph_of(node).remove(node, safe=True)
+    for producer in dict.fromkeys(producers):
+        if producer is not None and not any(v.uses() or v.is_graph_output() for v in producer.outputs):
+            _discard(producer)
 
 
 def add_constant(anchor: ir.Node, name: str, array: Array) -> ir.Value:

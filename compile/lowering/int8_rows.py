@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from .graph import CONTRIB, add_constant, emit, replace
 from .linear import Floats, Linear, linear_layers
 
+TINY = np.float32(1e-30)
+"""Magnitudes below it count as zero, so that no scale is zero or subnormal."""
+
 
 def quantize_rows(model: ir.Model) -> None:
     """Turn every linear layer into its int8 form; layers that read the same rows share the quantised rows."""
@@ -38,7 +41,7 @@ def quantize_channels(weight: Floats) -> tuple[NDArray[np.int8], Floats]:
     even, odd = weight[0::2], np.zeros_like(weight[0::2])
     odd[: len(weight) // 2] = weight[1::2]
     largest = np.maximum(np.abs(weight).max(axis=0), np.abs(even + odd).max(axis=0))
-    scale = (np.where(largest > 0, largest, 1) / 127).astype(np.float32)
+    scale = (np.maximum(largest, TINY) / 127).astype(np.float32)
     return np.rint(weight / scale).clip(-127, 127).astype(np.int8), scale
 
 

@@ -7,6 +7,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from .graph import CONTRIB, add_constant, emit, replace
+from .int8_rows import TINY
 from .linear import Floats, linear_layers
 
 BLOCK = 32
@@ -14,13 +15,17 @@ HEAD_ROWS = "hidden"
 
 
 def quantize_nbits(model: ir.Model) -> None:
-    """Turn every linear layer but the head, which decides between neighbouring logits, into its int4 form."""
+    """Turn linear layers into their int4 form, but not the head, which decides between neighbouring logits.
+
+    A layer whose inputs are no multiple of 32 stays as well: the operator's kernels go wrong in a block cut short.
+    """
     for layer in linear_layers(model.graph):
         node = layer.node
-        if layer.rows.name == HEAD_ROWS:
+        weight = layer.weight
+        inputs, outputs = weight.shape
+        if layer.rows.name == HEAD_ROWS or inputs % BLOCK:
             continue
-        packed, scale = quantize_int4(layer.weight)
-        inputs, outputs = layer.weight.shape
+        packed, scale = quantize_int4(weight)
         attributes = {"K": inputs, "N": outputs, "bits": 4, "block_size": BLOCK, "accuracy_level": 4}
         operands = [
             layer.rows,
@@ -35,11 +40,8 @@ def quantize_int4(weight: Floats) -> tuple[NDArray[np.uint8], Floats]:
 
     A block's scale takes the sign that lets its largest magnitude fall on -8, the end with one step more.
     """
-    inputs, outputs = weight.shape
-    padded = np.zeros((outputs, -(-inputs // BLOCK) * BLOCK), np.float32)
-    padded[:, :inputs] = weight.T
-    blocks = padded.reshape(outputs, -1, BLOCK)
+    blocks = np.ascontiguousarray(weight.T).reshape(weight.shape[1], -1, BLOCK)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
-    scale = (np.where(largest == 0, 1, largest) / -8).astype(np.float32)
+    scale = (np.where(np.abs(largest) < TINY, TINY, largest) / -8).astype(np.float32)
     integers = (np.rint(blocks / scale[:, :, None]) + 8).clip(0, 15).astype(np.uint8)
     return np.bitwise_or(integers[:, :, 0::2], integers[:, :, 1::2] << 4, dtype=np.uint8), scale

@@ -41,11 +41,11 @@ _RULES: Mapping[str, Mapping[str, tuple[Rule, ...]]] = MappingProxyType(
 PRECISIONS: Mapping[str, tuple[str, ...]] = MappingProxyType({part: tuple(rules) for part, rules in _RULES.items()})
 """What each part can be lowered to, the most accurate first."""
 
-SESSION_OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType({"fp32": {}, "int8": {}, "int4": {}})
-"""Session configuration entries to load an engine of each precision with: none is needed, on any processor."""
-
 MIN_WIDTH: Mapping[str, int] = MappingProxyType({"decoder": 2, "vision": 1})
-"""Fewest tokens a row may have in a step for all widths to give the same bits."""
+"""Fewest tokens a row may have in a step for all widths to give the same bits; above 32 tokens the width must be even.
+
+ONNX Runtime cuts the rows of a step into blocks; a row that is alone in its block takes another kernel.
+"""
 
 
 def lower(model: ir.Model, part: str, precision: str) -> ir.Model:
