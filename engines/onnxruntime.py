@@ -71,6 +71,8 @@ class OnnxRuntimeEngine:
         settings.log_severity_level = 3
         settings.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
         settings.inter_op_num_threads = 1
+        # A pattern is kept for every input shape: memory would grow with each new length of prompt.
+        settings.enable_mem_pattern = False
         for key, value in (options or {}).items():
             settings.add_session_config_entry(key, value)
         try:
