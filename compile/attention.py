@@ -1,23 +1,14 @@
-"""Hooks that make transformers' own modules trace to the nodes of a canonical graph."""
+"""Attention, rotation and normalisation as the nodes of a canonical graph, callable by transformers' own modules."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import NewGELUActivation
-from transformers.modeling_utils import AttentionInterface
-from transformers.pytorch_utils import Conv1D
 
 from ..plugins import cached_attention as operator
-
-CACHED = "speceyes_cached"
-FULL = "speceyes_full"
 
 
 class CacheStep:
@@ -132,72 +123,3 @@ def normalise(states: Tensor, scale: Tensor, epsilon: float) -> Tensor:
         "RMSNormalization", (states, scale), {"axis": -1, "epsilon": epsilon}, dtype=states.dtype, shape=states.shape
     )
     return normalised.transpose(1, 2) if moved else normalised
-
-
-@contextmanager
-def traceable(*models: nn.Module, attention: str) -> Iterator[None]:
-    """Within it `models` trace to canonical nodes; afterwards transformers and the models are as they were."""
-    functions = {CACHED: attend_cached, FULL: attend_full}
-    with ExitStack() as stack:
-        stack.callback(_unregister, *functions)
-        for name, function in functions.items():
-            AttentionInterface.register(name, function)
-        for model in models:
-            for module in model.modules():
-                if hasattr(getattr(module, "config", None), "_attn_implementation"):
-                    stack.enter_context(_swapped(vars(module.config), "_attn_implementation_internal", attention))
-                if type(module).__name__.endswith("RMSNorm"):
-                    stack.enter_context(_swapped(module._parameters, "weight", _rms_scale(module)))
-                    stack.enter_context(_swapped(vars(module), "forward", _rms_forward(module)))
-                if isinstance(module, Conv1D):
-                    stack.enter_context(_swapped(vars(module), "forward", _conv1d_forward(module)))
-                if isinstance(module, NewGELUActivation):
-                    stack.enter_context(_swapped(vars(module), "forward", _gelu_tanh))
-            for source in _modeling_modules(model):
-                if hasattr(source, "apply_rotary_pos_emb"):
-                    stack.enter_context(_swapped(vars(source), "apply_rotary_pos_emb", rotate))
-        yield
-
-
-@contextmanager
-def _swapped(table: dict[str, Any], name: str, value: Any) -> Iterator[None]:
-    """`table[name]` is `value` within; afterwards it is what it was, or absent again."""
-    before = {name: table[name]} if name in table else {}
-    table[name] = value
-    try:
-        yield
-    finally:
-        del table[name]
-        table.update(before)
-
-
-def _unregister(*names: str) -> None:
-    for name in names:
-        AttentionInterface._global_mapping.pop(name, None)
-
-
-def _rms_forward(module: nn.Module) -> Any:
-    epsilon = float(getattr(module, "variance_epsilon", None) or module.eps)  # type: ignore[arg-type]
-    return lambda states: normalise(states, module.weight, epsilon)  # type: ignore[arg-type]
-
-
-def _rms_scale(module: nn.Module) -> nn.Parameter:
-    """The factor after normalisation; Gemma stores its offset from one."""
-    weight: nn.Parameter = module.weight  # type: ignore[assignment]
-    offset = type(module).__name__.startswith("Gemma")
-    return nn.Parameter(1.0 + weight.detach(), requires_grad=False) if offset else weight
-
-
-def _conv1d_forward(module: Conv1D) -> Any:
-    """GPT-2's linear layer without its detour over two dimensions."""
-    return lambda states: torch.matmul(states, module.weight) + module.bias
-
-
-def _gelu_tanh(states: Tensor) -> Tensor:
-    """What `NewGELUActivation` spells out, as one operator."""
-    return nn.functional.gelu(states, approximate="tanh")
-
-
-def _modeling_modules(model: nn.Module) -> list[ModuleType]:
-    names = sorted({type(module).__module__ for module in model.modules()})
-    return [sys.modules[name] for name in names if name.startswith("transformers.models.")]

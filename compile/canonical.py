@@ -26,8 +26,8 @@ def canonicalise(model: ir.Model, outputs: Sequence[str]) -> None:
     fold_weight_transposes(model.graph)
     common.RemoveUnusedNodesPass()(model)
     common.DeduplicateInitializersPass()(model)
-    name_everything(model.graph)
     order_nodes(model.graph)
+    name_everything(model.graph)
     common.ClearMetadataAndDocStringPass()(model)
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
@@ -160,7 +160,6 @@ def order_nodes(graph: ir.Graph) -> None:
 
 def name_everything(graph: ir.Graph) -> None:
     """Name nodes and values after the module they come from, weights after the parameter, constants by number."""
-    order_nodes(graph)
     taken: Counter[str] = Counter()
     fixed = set(graph.inputs) | set(graph.outputs)
     for node in graph:

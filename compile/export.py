@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from ..engines.errors import ExportError
 from ..plugins import cached_attention as operator
-from .attention import CACHED, FULL, traceable
+from .attention import attend_cached, attend_full
 from .canonical import canonicalise, rename_dimensions
 from .checkpoint import Checkpoint, open_checkpoint
 from .decoder import DecoderStep
+from .tracing import traceable
 
 OPSET = operator.OPSET
 IR_VERSION = 11
@@ -43,7 +44,7 @@ class ExportedModel:
 
 
 def export_parts(
-    source: Checkpoint | Path | str, out: Path | None = None, *, progress: Progress | None = None
+    source: Checkpoint | Path | str, out: Path | str | None = None, *, progress: Progress | None = None
 ) -> ExportedModel:
     """Export every part of a checkpoint; with `out`, save each as `out/<part>.onnx` beside `out/<part>.onnx.data`.
 
@@ -86,11 +87,10 @@ def export_decoder(checkpoint: Checkpoint) -> ir.Model:
         model.get_output_embeddings(),
         getattr(text, "final_logit_softcapping", None),
     )
-    layers, kv_heads, head_dim = checkpoint.layers, checkpoint.kv_heads, checkpoint.head_dim
-    inputs, dimensions = _decoder_inputs(checkpoint, layers, kv_heads, head_dim)
+    inputs, dimensions = _decoder_inputs(checkpoint)
     outputs = ["logits", "hidden"]
-    outputs += [f"present_{kind}.{layer}" for kind in "kv" for layer in range(layers)]
-    graph = _trace(step, inputs, dimensions, outputs, attention=CACHED, part="decoder")
+    outputs += [f"present_{kind}.{layer}" for kind in "kv" for layer in range(checkpoint.layers)]
+    graph = _trace(step, inputs, dimensions, outputs, attend_cached, part="decoder")
     function = ir.serde.deserialize_function(operator.function_proto())
     graph.functions[function.identifier()] = function
     return graph
@@ -102,7 +102,7 @@ def export_vision(checkpoint: Checkpoint) -> ir.Model:
     if part is None:
         raise ExportError(f"the family {checkpoint.family.name} has no vision part")
     graph = _trace(
-        part.module, part.inputs, part.dynamic, ["image_features"], attention=FULL, part="vision", group=part.group
+        part.module, part.inputs, part.dynamic, ["image_features"], attend_full, part="vision", group=part.group
     )
     if part.group > 1:
         groups = graph.graph.outputs[0].shape[0]
@@ -111,9 +111,7 @@ def export_vision(checkpoint: Checkpoint) -> ir.Model:
     return graph
 
 
-def _decoder_inputs(
-    checkpoint: Checkpoint, layers: int, kv_heads: int, head_dim: int
-) -> tuple[dict[str, Any], Dimensions]:
+def _decoder_inputs(checkpoint: Checkpoint) -> tuple[dict[str, Any], Dimensions]:
     """Example inputs in the graph's order and the names of their dimensions; no size is 1, which would fix it."""
     batch, width, capacity, rows = 2, 3, 8, 5
     token = {0: "batch", 1: "width"}
@@ -140,9 +138,10 @@ def _decoder_inputs(
         "mask": {0: "batch", 2: "width", 3: "capacity"},
         "logit_index": {0: "rows"},
     }
+    cache = torch.zeros(batch, checkpoint.kv_heads, capacity, checkpoint.head_dim)
     for kind in "kv":
-        inputs[f"cache_{kind}"] = [torch.zeros(batch, kv_heads, capacity, head_dim) for _ in range(layers)]
-        dimensions |= {f"cache_{kind}.{layer}": {0: "batch", 2: "capacity"} for layer in range(layers)}
+        inputs[f"cache_{kind}"] = [cache.clone() for _ in range(checkpoint.layers)]
+        dimensions |= {f"cache_{kind}.{layer}": {0: "batch", 2: "capacity"} for layer in range(checkpoint.layers)}
     return inputs, dimensions
 
 
@@ -151,8 +150,8 @@ def _trace(
     inputs: dict[str, Any],
     dimensions: Dimensions,
     outputs: list[str],
+    attend: Callable[..., Any],
     *,
-    attention: str,
     part: str,
     group: int = 1,
 ) -> ir.Model:
@@ -160,7 +159,7 @@ def _trace(
     shapes = {key: _dynamic_shapes(key, value, dimensions, group) for key, value in inputs.items()}
     module.eval()
     try:
-        with traceable(module, attention=attention), torch.no_grad(), _quiet():
+        with traceable(module, attend), torch.no_grad(), _quiet():
             program = torch.onnx.export(
                 module, (), kwargs=inputs, dynamic_shapes=shapes, opset_version=OPSET, optimize=False, verbose=False
             )
