@@ -133,12 +133,13 @@ def idefics3(folder: Path, *, seed: int = 0) -> Path:
 LLAVA_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | upper }}: "
     "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>\n"
-    "{% else %}{{ part['text'] }}{% endif %}{% endfor %} {% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %} {% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
 
 
 def llava(folder: Path, *, siglip: bool = False, seed: int = 0) -> Path:
-    """LLaVA in small: 32-pixel images of 16 tokens; CLIP and Llama, or SigLIP and Qwen2."""
+    """LLaVA in small: 32-pixel images of 16 tokens; CLIP and Llama, or SigLIP (two layers) and Qwen2."""
     from transformers import (
         CLIPImageProcessor,
         LlavaConfig,
@@ -165,7 +166,7 @@ def llava(folder: Path, *, siglip: bool = False, seed: int = 0) -> Path:
         text_config=_text_config(text, "qwen2" if siglip else "llama", bos, eos, pad),
         image_token_index=image,
         image_seq_length=16,
-        vision_feature_layer=-1 if siglip else -2,
+        vision_feature_layer=[1, -1] if siglip else -2,
         vision_feature_select_strategy=strategy,
     )
     _save(LlavaForConditionalGeneration(config), folder, seed)
