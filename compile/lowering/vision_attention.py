@@ -1,4 +1,7 @@
-"""Standard Attention without a mask -> com.microsoft::MultiHeadAttention, whose kernel works block by block."""
+"""Standard Attention without a mask -> com.microsoft::MultiHeadAttention.
+
+Its kernel goes block by block and never holds the scores of all tokens against all, which a large image cannot afford.
+"""
 
 from __future__ import annotations
 
