@@ -5,17 +5,18 @@ from torch import nn
 from torch.nn import functional
 from transformers import Idefics3Config
 
-from .canvas import CLASSES
+from .canvas import CLASSES, GRID
 
 
 class PatchHeads(nn.Module):
-    """Linear classifiers of characters, colours and figures on patches and on image tokens."""
+    """Linear classifiers of characters, colours and figures on patches and image tokens, and of a token's own place."""
 
     def __init__(self, config: Idefics3Config) -> None:
         super().__init__()
         self.scale = config.scale_factor
         self.patch = nn.Linear(config.vision_config.hidden_size, sum(CLASSES))
         self.token = nn.Linear(config.text_config.hidden_size, self.scale**2 * sum(CLASSES))
+        self.place = nn.Linear(config.text_config.hidden_size, GRID**2 // self.scale**2)
 
     def forward(
         self, patches: torch.Tensor, tokens: torch.Tensor, labels: torch.Tensor
@@ -33,6 +34,8 @@ class PatchHeads(nn.Module):
         for logits in (from_patch, from_token):
             for head, target in zip(logits.split(CLASSES, dim=-1), flat.unbind(-1), strict=True):
                 loss = loss + functional.cross_entropy(head, target)
+        places = self.place(tokens).flatten(0, 1)
+        loss = loss + 0.3 * functional.cross_entropy(places, torch.arange(places.shape[-1]).repeat(images))
         first = flat[:, 0]
         right = from_token[:, : CLASSES[0]].argmax(-1) == first
-        return loss, right[first > 0].float().mean()
+        return loss, right[first > 0].float().sum() / (first > 0).sum().clamp(min=1)

@@ -44,6 +44,8 @@ class Guide(nn.Module):
     def forward(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Losses of the last pass of the decoder: `looking`, `counting` and `knowing`."""
         counted = batch.slots >= 0
+        if not counted.any():
+            return {"looking": self._looking(batch.places)}
         slot = functional.cross_entropy(self.slot(self._normal(COUNTING)[counted]), batch.slots[counted])
         characters = self.characters(self._normal(KNOWING)[counted]).view(-1, CLASSES[0])
         known = functional.cross_entropy(characters, batch.shown[counted].flatten())
