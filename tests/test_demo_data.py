@@ -7,11 +7,10 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-
-from scripts.demo import alignment, batches, documents, evaluate, model, samples, tasks, tokenizer
-from scripts.demo.canvas import ALPHABET, Canvas, Pen
-from scripts.demo.muon import orthogonalise
-from scripts.demo.sample import Sample, Turn
+from speceyes.scripts.demo import alignment, batches, documents, evaluate, model, samples, tasks, tokenizer
+from speceyes.scripts.demo.canvas import ALPHABET, Canvas, Pen
+from speceyes.scripts.demo.muon import orthogonalise
+from speceyes.scripts.demo.sample import Sample, Turn
 
 
 @pytest.fixture(scope="module")

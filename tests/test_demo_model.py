@@ -1,7 +1,6 @@
 """The demonstration model, compiled: it answers held-out questions, and only because it sees the picture."""
 
 import json
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -9,12 +8,11 @@ import pytest
 import speceyes
 from PIL import Image
 from speceyes.runtime.session import Model, Request
+from speceyes.scripts.demo.evaluate import Answer, score
 
 from .checkpoints import session_folder
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-from scripts.demo.evaluate import Answer, score  # noqa: E402
 
 CHECKPOINT = ROOT / "scripts" / "demo" / "checkpoint"
 SAMPLES = ROOT / "scripts" / "demo" / "samples"

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import speceyes
 import torch
+from speceyes.scripts.gguf_checkpoint import missing_packages
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-from scripts.gguf_checkpoint import missing_packages  # noqa: E402
 
 MISSING = missing_packages()
 PROMPT = "def fibonacci(n):\n"

@@ -26,6 +26,7 @@ from .checkpoints import checkpoint, exported
 
 ROOT = Path(speceyes.__file__).parent
 PAGES = ("README.md", "docs/recipe.md", "docs/bundle.md", "docs/cli.md")
+RUNTIME_PAGE = "docs/runtime.md"
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -61,15 +62,23 @@ def test_python_examples(desk: Path, capsys: pytest.CaptureFixture[str], code: s
     assert ("print" in code) == bool(capsys.readouterr().out)
 
 
+def test_runtime_examples_in_order(desk: Path) -> None:
+    shared: dict[str, Any] = {}
+    for code in blocks(RUNTIME_PAGE, "python"):
+        exec(compile(code, RUNTIME_PAGE, "exec"), shared)
+    assert shared["stream"].result.stats.new_tokens > 0
+    assert len(shared["results"]) == 2
+
+
 def _run_compiler(desk: Path, words: list[str]) -> None:
-    there = {"build/demo.speceyes": "model.speceyes", "scripts/demo/samples/PICTURE.png": "sign.png"}
+    there = {"build/demo.speceyes": "model.speceyes", "scripts/demo/samples/receipt-1.png": "sign.png"}
     arguments = [there.get(word, word) for word in words[1:]]
     assert run([*arguments, *(["--no-check"] if arguments[0] == "build" else [])]) == 0
 
 
 def _check_script(desk: Path, words: list[str]) -> None:
-    assert os.access(ROOT / words[0], os.X_OK)
-    subprocess.run(["bash", "-n", ROOT / words[0]], check=True)
+    assert os.access(ROOT / words[1], os.X_OK)
+    subprocess.run(["bash", "-n", ROOT / words[1]], check=True)
 
 
 def _check_install(desk: Path, words: list[str]) -> None:
@@ -81,7 +90,7 @@ def _check_install(desk: Path, words: list[str]) -> None:
 
 RULES: dict[str, Callable[[Path, list[str]], None]] = {
     r"(\.venv/bin/)?speceyes-compile": _run_compiler,
-    r"scripts/\w+\.sh": _check_script,
+    r"bash": _check_script,
     r"pip": _check_install,
 }
 
@@ -101,7 +110,7 @@ def test_the_recipe_in_the_docs_is_the_default(tmp_path: Path) -> None:
     assert yaml.safe_load(text).keys() == {"target", "precision", "keep_graphs", "check", "measure"}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, RUNTIME_PAGE])
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", text):
