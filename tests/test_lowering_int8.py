@@ -23,7 +23,7 @@ ROWS = [1, 2, 5, 8, 64, 129]
 def weights(inputs: int, outputs: int, seed: int = 0) -> np.ndarray:
     """Normal weights with some outliers and one channel of zeros."""
     rng = np.random.default_rng(seed)
-    weight = rng.standard_normal((inputs, outputs)) * rng.choice([0.02, 0.5], (1, outputs))
+    weight: np.ndarray = rng.standard_normal((inputs, outputs)) * rng.choice([0.02, 0.5], (1, outputs))
     weight[rng.random(weight.shape) < 0.01] *= 8
     weight[:, 1] = 0
     return weight.astype(np.float32)
