@@ -13,6 +13,7 @@ from ..engines.manifest import ModelEntry
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 CAPACITY_STEP = 64
+EVEN_ABOVE = 32
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,14 @@ class Decoder:
         self.has_vision = "image_features" in engine.inputs
         self._no_features = engine.allocate((1, model.hidden), np.float32)
 
+    def pad(self, width: int) -> int:
+        """The width of a pass that holds `width` tokens: at least the engine's minimal one, and even.
+
+        Attention kernels cut the rows of a pass into blocks; a last row alone in its block differs in its last bits.
+        """
+        wide = max(width, self.min_width)
+        return wide + wide % 2 if wide > EVEN_ABOVE else wide
+
     def open(self, rows: int, tokens: int) -> "Cache":
         """A cache for `rows` sequences of at most `tokens` tokens each."""
         return Cache(self, rows, tokens)
@@ -41,7 +50,7 @@ class Cache:
 
     def __init__(self, decoder: Decoder, rows: int, tokens: int) -> None:
         self._decoder = decoder
-        capacity = -(-(tokens + decoder.min_width) // CAPACITY_STEP) * CAPACITY_STEP
+        capacity = -(-decoder.pad(tokens + decoder.min_width) // CAPACITY_STEP) * CAPACITY_STEP
         self.lengths = np.zeros(rows, np.int64)
         self.capacity = capacity
         model, engine = decoder.model, decoder.engine
@@ -68,7 +77,7 @@ class Cache:
         for start in range(0, len(ids), chunk):
             part = slice(start, start + chunk)
             tokens = ids[part]
-            width = max(len(tokens), self._decoder.min_width)
+            width = self._decoder.pad(len(tokens))
             if passed is None or passed.buffers["input_ids"].shape[1] != width:
                 passed = self._bind(slice(row, row + 1), width, every=False, features=features)
             counts = np.array([len(tokens)])
@@ -89,7 +98,7 @@ class Cache:
         than the engine's minimal width is padded, since its results would not be bit-identical to those of wider ones.
         """
         rows, width = ids.shape
-        wide = max(width, self._decoder.min_width)
+        wide = self._decoder.pad(width)
         key = (rows, wide, every)
         if key not in self._passes:
             self._passes[key] = self._bind(slice(0, rows), wide, every=every, features=None)

@@ -98,11 +98,22 @@ def test_sampled_batch_equals_single_requests(vlm):
     assert [result.text for result in batch] == [result.text for result in alone]
 
 
-def test_chunked_prefill_gives_the_same_tokens(vlm, answer, monkeypatch):
-    engines = vlm._engines
-    monkeypatch.setattr(vlm, "_engines", type(engines)(**{**engines.__dict__, "prefill_chunk": 7}))
-    found = vlm.generate(QUESTION, images=[picture("square")], max_new_tokens=40)
-    assert found.token_ids == answer.token_ids
+@pytest.mark.parametrize("chunk", [1, 7, 33, 64])
+def test_chunked_prefill_gives_the_same_bits(vlm, chunk):
+    decoder, generator = vlm._engines.decoder, np.random.default_rng(1)
+    count = 131
+    ids, positions = generator.integers(0, decoder.model.vocabulary, count), np.arange(count)
+    index = np.full(count, -1)
+
+    def prefill(size):
+        cache = decoder.open(1, count)
+        logits = cache.prefill(0, ids, positions, index, None, size).copy()
+        return logits, [layer.array[0, :, :count].copy() for layer in cache._layers.values()]
+
+    expected, found = prefill(512), prefill(chunk)
+    np.testing.assert_array_equal(found[0], expected[0])
+    for one, other in zip(found[1], expected[1], strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_threads_share_a_model(vlm):
