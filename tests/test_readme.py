@@ -25,7 +25,7 @@ from speceyes.engines.bundle import Bundle
 from .checkpoints import checkpoint, exported
 
 ROOT = Path(speceyes.__file__).parent
-PAGES = ("README.md", "docs/recipe.md", "docs/bundle.md", "docs/cli.md")
+PAGES = ("README.md", "docs/recipe.md", "docs/bundle.md", "docs/cli.md", "docs/lowering.md")
 RUNTIME_PAGE = "docs/runtime.md"
 
 
