@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from .. import __version__
 from ..engines.bundle import Bundle, check_output, hash_file, seal, write_bundle
-from ..engines.engine import Engine, TensorSpec
-from ..engines.manifest import EngineEntry, FileEntry, Manifest, ModelEntry, Provenance, TargetEntry, TensorEntry
+from ..engines.engine import Engine
+from ..engines.manifest import EngineEntry, FileEntry, Manifest, ModelEntry, Provenance, TargetEntry
 from ..engines.schema import decode
 from ..engines.target import find_target
 from ..runtime.processing.golden import IMAGE_FILE
@@ -148,7 +148,7 @@ class _Pipeline:
         for part, entry in self.entries.items():
             engine = self.target.load(self.folder / entry.path, None, entry.options)
             self.engines[part] = engine
-            self._note(part, inputs=_tensors(engine.inputs.values()), outputs=_tensors(engine.outputs.values()))
+            self._note(part, inputs=tuple(engine.inputs.values()), outputs=tuple(engine.outputs.values()))
 
     def make_reference(self) -> None:
         self.reference = make_reference(self.checkpoint, self.prompt, self.recipe.check.steps)
@@ -202,7 +202,3 @@ def hash_checkpoint(folder: Path) -> str:
     """SHA-256 over the names and hashes of a checkpoint's configuration, tokenizer and weights."""
     files = sorted(path for path in folder.iterdir() if path.suffix in CHECKPOINT_FILES)
     return hashlib.sha256("".join(f"{path.name} {hash_file(path)}\n" for path in files).encode()).hexdigest()
-
-
-def _tensors(specs: Iterable[TensorSpec]) -> tuple[TensorEntry, ...]:
-    return tuple(TensorEntry(spec.name, spec.dtype, spec.shape) for spec in specs)

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .engine import TensorSpec
 from .errors import ManifestError
 from .schema import decode, encode
 
@@ -35,15 +36,6 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
-class TensorEntry:
-    """An input or output as the engine declares it; strings in the shape are free dimensions."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-
-
-@dataclass(frozen=True)
 class EngineEntry:
     """One part lowered for one target.
 
@@ -55,8 +47,8 @@ class EngineEntry:
 
     path: str
     precision: str
-    inputs: tuple[TensorEntry, ...]
-    outputs: tuple[TensorEntry, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     parameters: int
     weight_bytes: int
     min_width: int = 1

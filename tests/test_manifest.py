@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from speceyes.engines import manifest as manifests
+from speceyes.engines.engine import TensorSpec
 from speceyes.engines.errors import BundleError, ManifestError, SpecEyesError
 from speceyes.engines.manifest import (
     EngineEntry,
@@ -15,7 +16,6 @@ from speceyes.engines.manifest import (
     ModelEntry,
     Provenance,
     TargetEntry,
-    TensorEntry,
     check_path,
 )
 
@@ -47,8 +47,8 @@ SAMPLE = Manifest(
                 "decoder": EngineEntry(
                     path="engines/onnxruntime-cpu/decoder.onnx",
                     precision="int8",
-                    inputs=(TensorEntry("input_ids", "int64", ("batch", "width")),),
-                    outputs=(TensorEntry("logits", "float32", ("rows", 400)),),
+                    inputs=(TensorSpec("input_ids", "int64", ("batch", "width")),),
+                    outputs=(TensorSpec("logits", "float32", ("rows", 400)),),
                     parameters=900,
                     weight_bytes=1000,
                     min_width=2,

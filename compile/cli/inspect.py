@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ...engines.bundle import Bundle
-from ...engines.manifest import EngineEntry, TensorEntry
+from ...engines.engine import TensorSpec
+from ...engines.manifest import EngineEntry
 from ...engines.schema import encode
 from .tables import costs_table, engines_table, make_console, megabytes, plain_table
 
@@ -70,9 +71,9 @@ def tensors_table(part: str, engine: EngineEntry) -> Table:
     return table
 
 
-def grouped(tensors: tuple[TensorEntry, ...]) -> dict[str, TensorEntry]:
+def grouped(tensors: tuple[TensorSpec, ...]) -> dict[str, TensorSpec]:
     """Tensors by name, those that differ in a trailing layer number as one: `cache_k.0 … 29`."""
-    families: dict[str, list[TensorEntry]] = {}
+    families: dict[str, list[TensorSpec]] = {}
     for tensor in tensors:
         stem, _, layer = tensor.name.rpartition(".")
         families.setdefault(stem if layer.isdigit() else tensor.name, []).append(tensor)
