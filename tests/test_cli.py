@@ -244,7 +244,11 @@ def test_a_failed_build_keeps_the_old_bundle(capsys: Capture, bundle: Path, tmp_
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    script = "import sys; from speceyes.compile.cli import run; sys.exit(run(sys.argv[1:]))"
+    # A test run in the background ignores SIGINT, and so would what it starts.
+    script = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from speceyes.compile.cli import run; sys.exit(run(sys.argv[1:]))"
+    )
     command = [sys.executable, "-c", script, *build(tmp_path / "x.speceyes")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None and process.stdout is not None
