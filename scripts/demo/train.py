@@ -39,7 +39,9 @@ def mixture(progress: float) -> dict[str, float]:
     """Shares of the tasks at `progress` (0 to 1) through the joint training."""
     if progress < 0.08:
         return {"lines": 0.6, "document": 0.1, "scene": 0.2, "chart": 0.05, "clip": 0.05}
-    return {"lines": 0.08, "document": 0.38, "scene": 0.16, "chart": 0.19, "clip": 0.19}
+    if progress < 0.6:
+        return {"lines": 0.08, "document": 0.38, "scene": 0.16, "chart": 0.19, "clip": 0.19}
+    return {"lines": 0.04, "document": 0.3, "scene": 0.22, "chart": 0.26, "clip": 0.18}
 
 
 class Trainer:
