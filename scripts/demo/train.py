@@ -14,7 +14,7 @@ from random import Random
 
 import torch
 from torch.nn import functional
-from transformers import PreTrainedTokenizerFast
+from transformers import Idefics3ForConditionalGeneration, PreTrainedTokenizerFast
 
 from . import documents, tasks, tokenizer
 from .auxiliary import PatchHeads
@@ -47,12 +47,15 @@ def mixture(progress: float) -> dict[str, float]:
 class Trainer:
     """Model, optimisers and position of one training run, saved under `out`."""
 
-    def __init__(self, out: Path, hours: float) -> None:
+    def __init__(self, out: Path, hours: float, start: Path | None = None) -> None:
         self.out, self.budget = out, hours * 3600
-        self.tokenizer = self._tokenizer()
+        self.tokenizer = self._tokenizer(start)
         self.encoder = Encoder(self.tokenizer)
         torch.manual_seed(0)
         self.model = create(self.tokenizer)
+        if start is not None:
+            trained = Idefics3ForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
+            self.model.load_state_dict(trained.state_dict())
         self.heads = PatchHeads(self.model.config)
         self.guide = Guide(self.model.config, self.model.model.text_model)
         matrices: list[torch.nn.Parameter] = []
@@ -67,11 +70,12 @@ class Trainer:
         if self._state_path.exists():
             self._load()
 
-    def _tokenizer(self) -> PreTrainedTokenizerFast:
-        """The tokenizer of the run, learned once."""
+    def _tokenizer(self, start: Path | None) -> PreTrainedTokenizerFast:
+        """The tokenizer of the run, learned once or taken from `start`."""
         folder = self.out / "tokenizer"
         if not (folder / "tokenizer.json").exists():
-            tokenizer.train().save_pretrained(folder)
+            source = PreTrainedTokenizerFast.from_pretrained(start) if start else tokenizer.train()
+            source.save_pretrained(folder)
         return PreTrainedTokenizerFast.from_pretrained(folder)
 
     @property
@@ -258,10 +262,11 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=2.0, help="wall-clock budget, counted over all resumptions")
     parser.add_argument("--out", type=Path, default=Path("build/demo-training"), help="folder for state and log")
     parser.add_argument("--threads", type=int, default=2, help="torch threads")
+    parser.add_argument("--start", type=Path, help="begin from the weights and tokenizer of this checkpoint")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
-    Trainer(options.out, options.hours).run()
+    Trainer(options.out, options.hours, options.start).run()
 
 
 if __name__ == "__main__":
