@@ -10,12 +10,13 @@ import speceyes
 
 
 def choose(samples: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """The first sample of each kind of question, then the second of each, until there are `count`."""
+    """The first sample of each group of questions, then the second of each, until there are `count`."""
     seen: dict[str, int] = {}
     ranked = []
     for number, sample in enumerate(samples):
-        seen[sample["kind"]] = seen.get(sample["kind"], 0) + 1
-        ranked.append((seen[sample["kind"]], number, sample))
+        group = sample["kind"].split("/")[0]
+        seen[group] = seen.get(group, 0) + 1
+        ranked.append((seen[group], number, sample))
     return [sample for _, _, sample in sorted(ranked, key=lambda entry: entry[:2])[:count]]
 
 
