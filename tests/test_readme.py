@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -81,17 +80,9 @@ def _check_script(desk: Path, words: list[str]) -> None:
     subprocess.run(["bash", "-n", ROOT / words[1]], check=True)
 
 
-def _check_install(desk: Path, words: list[str]) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    name, _, extras = words[2].rstrip("]").partition("[")
-    assert words[:2] == ["pip", "install"] and name == project["name"]
-    assert set(filter(None, extras.split(","))) <= set(project["optional-dependencies"])
-
-
 RULES: dict[str, Callable[[Path, list[str]], None]] = {
     r"(\.venv/bin/)?speceyes-compile": _run_compiler,
     r"bash": _check_script,
-    r"pip": _check_install,
 }
 
 
