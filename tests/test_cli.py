@@ -368,3 +368,11 @@ def test_a_closed_pipe_is_quiet(bundle: Path) -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
+
+
+def test_a_runtime_without_the_compiler_says_what_to_install(capsys: Capture) -> None:
+    def fault() -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    assert guard(fault) == 1
+    assert "pip install 'PATH[compile]'" in capsys.readouterr().err

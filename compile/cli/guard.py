@@ -10,6 +10,7 @@ import click
 from ...engines.errors import SpecEyesError
 
 TRACEBACK = "SPECEYES_TRACEBACK"
+COMPILER_MODULES = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "psutil")
 
 
 def guard(command: Callable[[], object]) -> int:
@@ -35,6 +36,8 @@ def guard(command: Callable[[], object]) -> int:
     except OSError as fault:
         return _fail(1, f"error: {_one_line(fault)}")
     except Exception as fault:
+        if isinstance(fault, ModuleNotFoundError) and fault.name in COMPILER_MODULES:
+            return _fail(1, f"error: {fault.name} is missing; install the compiler too: pip install 'PATH[compile]'")
         name = type(fault).__name__
         return _fail(1, f"error: unexpected {name}: {_one_line(fault)} (set {TRACEBACK}=1 to see the traceback)")
 
