@@ -84,10 +84,10 @@ def check_decoder(
         features = engine.allocate(reference.features.shape, np.float32)
         features.array[...] = reference.features
     found = np.empty_like(reference.logits)
-    found[0] = cache.prefill(0, prompt.token_ids, prompt.position_ids, prompt.feature_index, features, chunk=512)
+    found[0] = cache.prefill(0, prompt.token_ids, prompt.position_ids, prompt.feature_index, features, chunk=512).logits
     for step, token in enumerate(reference.tokens[:-1]):
         position = _positions(prompt, step)
-        found[step + 1] = cache.forward(np.array([[token]]), position, np.array([1]))[0]
+        found[step + 1] = cache.forward(np.array([[token]]), position, np.array([1])).logits[0]
     return _judge("decoder", compare_logits(reference.logits, found), bounds)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,17 @@ from ..engines.manifest import ModelEntry
 
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
+Hidden = NDArray[np.float32]
 CAPACITY_STEP = 64
 EVEN_ABOVE = 32
+
+
+class Output(NamedTuple):
+    """What a pass gives, valid until the next one: `logits` float32 [..., vocabulary], and the last hidden states that
+    they were made from, float32 [..., hidden]."""
+
+    logits: Logits
+    hidden: Hidden
 
 
 @dataclass(frozen=True)
@@ -66,12 +76,11 @@ class Cache:
         """Bytes allocated for K and V."""
         return sum(buffer.array.nbytes for buffer in self._layers.values())
 
-    def prefill(self, row: int, ids: Ids, positions: Ids, index: Ids, features: Buffer | None, chunk: int) -> Logits:
+    def prefill(self, row: int, ids: Ids, positions: Ids, index: Ids, features: Buffer | None, chunk: int) -> Output:
         """Run a prompt through the decoder in chunks of at most `chunk` tokens.
 
         `ids` and `index` (feature row, −1 for text) int64 [tokens]; `positions` int64 [tokens] or [3, tokens];
-        `features` float32 [features, hidden]. Returns the logits after the last token, float32 [vocabulary], valid
-        until the next call.
+        `features` float32 [features, hidden]. Returns logits [vocabulary] and hidden state [hidden] of the last token.
         """
         passed: _Pass | None = None
         for start in range(0, len(ids), chunk):
@@ -86,16 +95,16 @@ class Cache:
             self.lengths[row] += len(tokens)
         if passed is None:
             raise EngineError("prefill: found no tokens; at least one is needed")
-        last: Logits = _logits(passed)[0]
-        return last
+        output = _output(passed)
+        return Output(output.logits[0], output.hidden[0])
 
-    def forward(self, ids: Ids, positions: Ids, counts: Ids, *, every: bool = False) -> Logits:
+    def forward(self, ids: Ids, positions: Ids, counts: Ids, *, every: bool = False) -> Output:
         """One pass over the first rows of the cache.
 
         `ids` int64 [rows, width]; `positions` int64 [rows, width] or [3, rows, width]; `counts` int64 [rows], the real
-        tokens of each row, the rest is padding. Appends them to the cache. Returns float32 logits, valid until the next
-        call: [rows, vocabulary] after each row's last token, or [rows, width, vocabulary] with `every`. A pass narrower
-        than the engine's minimal width is padded, since its results would not be bit-identical to those of wider ones.
+        tokens of each row, the rest is padding. Appends them to the cache. Gives logits and hidden states after each
+        row's last token, [rows, …], or after every token, [rows, width, …], with `every`. A pass narrower than the
+        engine's minimal width is padded, since its results would not be bit-identical to those of wider ones.
         """
         rows, width = ids.shape
         wide = self._decoder.pad(width)
@@ -106,8 +115,11 @@ class Cache:
         self._fill(passed, slice(0, rows), ids, positions, counts, None)
         passed.step.run()
         self.lengths[:rows] += counts
-        logits = _logits(passed)
-        return logits.reshape(rows, wide, -1)[:, :width] if every else logits
+        output = _output(passed)
+        if not every:
+            return output
+        logits, hidden = (array.reshape(rows, wide, -1)[:, :width] for array in output)
+        return Output(logits, hidden)
 
     def rewind(self, row: int, length: int) -> None:
         """Forget everything of `row` after its first `length` tokens; copies nothing."""
@@ -166,6 +178,6 @@ class Cache:
             buffers["logit_index"].array[:] = np.arange(len(lengths)) * wide + counts - 1
 
 
-def _logits(passed: _Pass) -> Logits:
-    array: Logits = passed.buffers["logits"].array.view(np.float32)
-    return array
+def _output(passed: _Pass) -> Output:
+    logits, hidden = (passed.buffers[name].array.view(np.float32) for name in ("logits", "hidden"))
+    return Output(logits, hidden)

@@ -100,7 +100,7 @@ def _prefill(engines: Engines, cache: Cache, slot: int, row: Row) -> Logits:
     if prompt.tiles and engines.vision is not None:
         features = engines.vision.encode(prompt.tiles)
         began = _clock(row, "vision", began)
-    logits = cache.prefill(
+    logits, _ = cache.prefill(
         slot, prompt.token_ids, prompt.position_ids, prompt.feature_index, features, engines.prefill_chunk
     )
     _clock(row, "prefill", began)
@@ -115,7 +115,7 @@ def _decode(cache: Cache, active: list[Row]) -> Iterator[tuple[Row, str]]:
         positions: Ids = np.array([[row.position] for row in active])
         if mrope:
             positions = np.broadcast_to(positions, (3, *positions.shape))
-        logits = cache.forward(ids, positions, np.ones(len(active), np.int64))
+        logits, _ = cache.forward(ids, positions, np.ones(len(active), np.int64))
         pieces = [(row, row.accept(logits[slot])) for slot, row in enumerate(active)]
         now = time.perf_counter()
         for row in active:

@@ -107,7 +107,7 @@ def test_chunked_prefill_gives_the_same_bits(vlm, chunk):
 
     def prefill(size):
         cache = decoder.open(1, count)
-        logits = cache.prefill(0, ids, positions, index, None, size).copy()
+        logits = cache.prefill(0, ids, positions, index, None, size).logits.copy()
         return logits, [layer.array[0, :, :count].copy() for layer in cache._layers.values()]
 
     expected, found = prefill(512), prefill(chunk)
@@ -150,7 +150,9 @@ def test_rewind_then_forward_equals_a_fresh_cache(vlm):
     positions = np.arange(12)
 
     def step(cache, part):
-        return cache.forward(tokens[None, part], positions[None, part], np.array([part.stop - part.start])).copy()
+        return cache.forward(
+            tokens[None, part], positions[None, part], np.array([part.stop - part.start])
+        ).logits.copy()
 
     fresh = decoder.open(1, 32)
     expected = [step(fresh, slice(0, 6)), step(fresh, slice(6, 9)), step(fresh, slice(9, 12))]

@@ -9,7 +9,7 @@ from .canvas import CLASSES, GRID
 
 
 class PatchHeads(nn.Module):
-    """Linear classifiers of characters, colours and figures on patches and image tokens, and of a token's own place."""
+    """Linear classifiers of the labels on patches and image tokens, and of an image token's own place."""
 
     def __init__(self, config: Idefics3Config) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class PatchHeads(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and the share of characters named rightly from the image tokens.
 
-        patches: (images, GRID², d); tokens: (images, GRID² / scale², d'); labels: int64 (images, GRID, GRID, 4).
+        patches: (images, GRID², d); tokens: (images, GRID² / scale², d'); labels: int64 (images, GRID, GRID, 5).
         """
         images, side, scale = labels.shape[0], labels.shape[1] // self.scale, self.scale
         from_patch = self.patch(patches).flatten(0, 1)

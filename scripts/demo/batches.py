@@ -21,7 +21,7 @@ _NOTHING = (0, 0, 0, 0)
 class Batch:
     """`rows` sequences of `length` tokens: a prefix with the pictures, then turns that do not see each other.
 
-    pixels: float32 (images, 3, SIZE, SIZE), in [-1, 1]; labels: int64 (images, GRID, GRID, 4).
+    pixels: float32 (images, 3, SIZE, SIZE), in [-1, 1]; labels: int64 (images, GRID, GRID, 5).
     ids, positions, turns: int64 (rows, length); `turns` numbers a token's turn from 1, 0 in the prefix, -1 in padding.
     targets: int64 (rows, length), the token that follows or -100; weights: float32 (rows, length).
     places: int64 (rows, length), the position of the image token that the target is read off, or, in a question, of

@@ -30,7 +30,8 @@ FIGURES = (*SHAPES, "bar")
 _CHARACTER = {character: index + 1 for index, character in enumerate(ALPHABET)}
 _COLOUR = {colour: index + 1 for index, colour in enumerate(COLOURS)}
 _FIGURE = {figure: index + 1 for index, figure in enumerate(FIGURES)}
-CLASSES = (len(ALPHABET) + 1, len(ALPHABET) + 1, len(COLOURS) + 1, len(FIGURES) + 1)
+MARKS = ("shape", "longest bar", "shortest bar", "bar")
+CLASSES = (len(ALPHABET) + 1, len(ALPHABET) + 1, len(COLOURS) + 1, len(FIGURES) + 1, len(MARKS) + 1)
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,15 @@ class Pen:
 class Canvas:
     """`SIZE` x `SIZE` RGB pixels and, per patch, the labels of what its area holds.
 
-    `labels` is int64 of shape (GRID, GRID, 4): the first and second character with their centre in the patch,
-    the colour and the figure that cover its centre; 0 says none. `runs` are the texts written, with the image token
-    of every character and its slot there; `things` are colour, figure and image token of the bars and shapes.
+    `labels` is int64 of shape (GRID, GRID, 5): the first and second character with their centre in the patch, the
+    colour and the figure that cover its centre, and the one of `MARKS` with its centre in the patch; 0 says none.
+    `runs` are the texts written, with the image token of every character and its slot there; `things` are colour,
+    figure and image token of the bars and shapes.
     """
 
     def __init__(self, paper: tuple[int, int, int] = (255, 255, 255)) -> None:
         self.image = Image.new("RGB", (SIZE, SIZE), paper)
-        self.labels = np.zeros((GRID, GRID, 4), dtype=np.int64)
+        self.labels = np.zeros((GRID, GRID, len(CLASSES)), dtype=np.int64)
         self.runs: list[tuple[str, list[tuple[int, int]]]] = []
         self.things: list[tuple[str, str, int]] = []
         self._draw = ImageDraw.Draw(self.image)
@@ -83,13 +85,14 @@ class Canvas:
         """The outline of `box` (left, top, right, bottom)."""
         self._draw.rectangle(box, outline=ink)
 
-    def bar(self, box: tuple[float, float, float, float], colour: str) -> None:
-        """A filled rectangle (left, top, right, bottom) of a chart."""
+    def bar(self, box: tuple[float, float, float, float], colour: str, mark: str = "bar") -> None:
+        """A filled rectangle (left, top, right, bottom) of a chart; `mark` is one of `MARKS`."""
         self._draw.rectangle(box, fill=COLOURS[colour])
         self.things.append((colour, "bar", _token((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)))
         for row, column, y, x in _centres():
             if box[0] <= x <= box[2] and box[1] <= y <= box[3]:
-                self.labels[row, column, 2:] = _COLOUR[colour], _FIGURE["bar"]
+                self.labels[row, column, 2:4] = _COLOUR[colour], _FIGURE["bar"]
+        self._mark((box[0] + box[2]) / 2, (box[1] + box[3]) / 2, mark)
 
     def shape(self, name: str, colour: str, x: float, y: float, radius: float) -> None:
         """One of `SHAPES` inside the circle around (`x`, `y`)."""
@@ -101,7 +104,11 @@ class Canvas:
             self._draw.polygon([(x + radius * px, y + radius * py) for px, py in _OUTLINES[name]], fill=fill)
         for row, column, py, px in _centres():
             if (px - x) ** 2 + (py - y) ** 2 <= max(radius, PATCH / 2) ** 2:
-                self.labels[row, column, 2:] = _COLOUR[colour], _FIGURE[name]
+                self.labels[row, column, 2:4] = _COLOUR[colour], _FIGURE[name]
+        self._mark(x, y, "shape")
+
+    def _mark(self, x: float, y: float, mark: str) -> None:
+        self.labels[min(int(y // PATCH), GRID - 1), min(int(x // PATCH), GRID - 1), 4] = MARKS.index(mark) + 1
 
     def _label_character(self, x: float, y: float, character: str) -> None:
         row, column = int(y // PATCH), int(x // PATCH)

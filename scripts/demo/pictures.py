@@ -49,14 +49,15 @@ def scene(rng: Random) -> Sample:
 
 
 def chart(rng: Random) -> Sample:
-    """A bar chart, upright or lying, with named bars and their values."""
+    """A bar chart, upright or lying, with named bars and their values, which differ by four at least."""
     count = rng.randint(3, 5)
     months = rng.random() < 0.5
     names = rng.sample(words.MONTHS, count) if months else [words.letters(rng, 1) for _ in range(count)]
     while len(set(names)) < count:
         names = [words.letters(rng, 1) for _ in range(count)]
-    values = rng.sample(range(5, 100), count)
+    values = [value + rng.randint(0, 2) for value in rng.sample(range(5, 98, 6), count)]
     colours = rng.sample(list(COLOURS), count)
+    marks = [{max(values): "longest bar", min(values): "shortest bar"}.get(value, "bar") for value in values]
     shade = rng.randint(240, 255)
     canvas = Canvas((shade, shade, shade))
     title = rng.choice(words.TITLES)
@@ -64,7 +65,7 @@ def chart(rng: Random) -> Sample:
     pen = Pen(ink=ink)
     shift = rng.randint(0, 2), rng.randint(-2, 2)
     write(canvas, 4 * CELL * rng.randint(0, 3) + shift[0], shift[1], title, pen)
-    (_upright if rng.random() < 0.5 else _lying)(rng, canvas, pen, shift, names, values, colours)
+    (_upright if rng.random() < 0.5 else _lying)(rng, canvas, pen, shift, names, values, colours, marks)
     reading = json.dumps(dict(zip(names, map(str, values), strict=True)), separators=(",", ":"))
     pick, other = rng.sample(range(count), 2)
     turns = [
@@ -88,13 +89,14 @@ def _upright(
     names: list[str],
     values: list[int],
     colours: list[str],
+    marks: list[str],
 ) -> None:
     """Values in the second line, bars on the floor of the fifth, names in the sixth."""
     first = rng.randint(0, 6 - len(names))
     width = rng.randint(14, 26)
-    for column, (name, value, colour) in enumerate(zip(names, values, colours, strict=True), first):
+    for column, (name, value, colour, mark) in enumerate(zip(names, values, colours, marks, strict=True), first):
         left = LINE * column
-        canvas.bar((left + 2, 5 * LINE - 4 - value * 0.9, left + 2 + width, 5 * LINE - 4), colour)
+        canvas.bar((left + 2, 5 * LINE - 4 - value * 0.9, left + 2 + width, 5 * LINE - 4), colour, mark)
         write(canvas, left + shift[0], LINE + shift[1], str(value), pen)
         write(canvas, left + shift[0], 5 * LINE + shift[1], name, pen)
 
@@ -107,12 +109,13 @@ def _lying(
     names: list[str],
     values: list[int],
     colours: list[str],
+    marks: list[str],
 ) -> None:
     """A line for every bar: its name, the bar, its value."""
     first = rng.randint(1, 6 - len(names))
     thick = rng.randint(12, 24)
-    for row, (name, value, colour) in enumerate(zip(names, values, colours, strict=True), first):
+    for row, (name, value, colour, mark) in enumerate(zip(names, values, colours, marks, strict=True), first):
         top = LINE * row
-        canvas.bar((LINE + 2, top + 2, LINE + 2 + value * 1.2, top + 2 + thick), colour)
+        canvas.bar((LINE + 2, top + 2, LINE + 2 + value * 1.2, top + 2 + thick), colour, mark)
         write(canvas, shift[0], top + shift[1], name, pen)
         write(canvas, 5 * LINE + shift[0], top + shift[1], str(value), pen)

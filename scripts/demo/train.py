@@ -22,10 +22,12 @@ from .batches import Batch, Encoder
 from .guidance import Guide
 from .model import create
 from .muon import Muon
+from .precision import ATTENTION, mixed
 from .sample import Sample, Turn
 
 ROWS = 24
 TOKENS = 110
+FIRST_SHARE = 0.4
 GLYPH_SHARE = 0.03
 SETTLE_SHARE = 0.02
 DECAY_SHARE = 0.25
@@ -41,7 +43,7 @@ def mixture(progress: float) -> dict[str, float]:
         return {"lines": 0.6, "document": 0.1, "scene": 0.2, "chart": 0.05, "clip": 0.05}
     if progress < 0.6:
         return {"lines": 0.08, "document": 0.38, "scene": 0.16, "chart": 0.19, "clip": 0.19}
-    return {"lines": 0.04, "document": 0.3, "scene": 0.22, "chart": 0.26, "clip": 0.18}
+    return {"lines": 0.03, "document": 0.24, "scene": 0.25, "chart": 0.32, "clip": 0.16}
 
 
 class Trainer:
@@ -49,6 +51,7 @@ class Trainer:
 
     def __init__(self, out: Path, hours: float, start: Path | None = None) -> None:
         self.out, self.budget = out, hours * 3600
+        self.glyph_share, self.first_progress = (GLYPH_SHARE, 0.0) if start is None else (0.0, 0.6)
         self.tokenizer = self._tokenizer(start)
         self.encoder = Encoder(self.tokenizer)
         torch.manual_seed(0)
@@ -56,6 +59,7 @@ class Trainer:
         if start is not None:
             trained = Idefics3ForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
             self.model.load_state_dict(trained.state_dict())
+        self.model.set_attn_implementation(ATTENTION)
         self.heads = PatchHeads(self.model.config)
         self.guide = Guide(self.model.config, self.model.model.text_model)
         matrices: list[torch.nn.Parameter] = []
@@ -121,10 +125,11 @@ class Trainer:
             began = time.monotonic()
             share = self.seconds / self.budget
             self._set_rates(share)
-            if share < GLYPH_SHARE:
+            if share < self.glyph_share:
                 losses = self._glyph_step()
             else:
-                progress = (share - GLYPH_SHARE) / (1 - GLYPH_SHARE)
+                progress = (share - self.glyph_share) / (1 - self.glyph_share)
+                progress = self.first_progress + (1 - self.first_progress) * progress
                 pending = pending or self._draw(progress)
                 losses = self._joint_step(pending.pop(), progress)
             self.step += 1
@@ -134,7 +139,7 @@ class Trainer:
             if self.step % LOG_EVERY == 0:
                 self.log(drawn=self.drawn, **{name: round(value, 4) for name, value in sums.items()})
                 sums.clear()
-            if self.seconds - last_validation > VALIDATE_EVERY and share >= GLYPH_SHARE:
+            if self.seconds - last_validation > VALIDATE_EVERY and share >= self.glyph_share:
                 began = time.monotonic()
                 self.log(validation=self.validate())
                 self.seconds += time.monotonic() - began
@@ -178,10 +183,10 @@ class Trainer:
         return batches
 
     def _trim(self, rng: Random, sample: Sample) -> Sample:
-        """The first turn most of the time and as many others as `TOKENS` allow."""
+        """As many turns as `TOKENS` allow, the first one, a whole reading, with a share of its own."""
         first, *others = sample.turns
         turns = rng.sample(others, len(others))
-        turns.insert(0 if rng.random() < 0.7 else len(turns), first)
+        turns.insert(0 if rng.random() < FIRST_SHARE else len(turns), first)
         kept: list[Turn] = []
         tokens = 0
         for turn in turns:
@@ -211,6 +216,10 @@ class Trainer:
 
     def _joint_step(self, batch: Batch, progress: float) -> dict[str, float]:
         """The decoder first settles on the tower as it is, then both learn from the answers."""
+        with mixed():
+            return self._learn(batch, progress)
+
+    def _learn(self, batch: Batch, progress: float) -> dict[str, float]:
         features, auxiliary, right = self._see(batch)
         if progress < SETTLE_SHARE:
             features = features.detach()

@@ -1,0 +1,1 @@
+"""Speculation: drafts of several tokens, verified by the model in one pass."""

@@ -1,0 +1,60 @@
+"""What proposes tokens: the protocol of drafters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..processing.prompt import Prompt
+
+Floats = NDArray[np.float32]
+NO_HIDDEN: Floats = np.zeros((0, 0), np.float32)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Tokens proposed to follow the committed ones.
+
+    `confidences[i]`: estimated probability that the model chooses all of `tokens[: i + 1]`, not increasing.
+    `hidden`: the hidden states that the drafter foresees, float32 [len(tokens), hidden], or empty where it foresees none.
+    """
+
+    drafter: str
+    tokens: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
+    hidden: Floats = field(default=NO_HIDDEN, compare=False)
+
+    def cut(self, length: int) -> "Draft":
+        """The first `length` tokens of it."""
+        return Draft(self.drafter, self.tokens[:length], self.confidences[:length], self.hidden[:length])
+
+
+class DraftState(Protocol):
+    """A drafter's memory of one request. It holds committed tokens alone, so nothing in it is ever rolled back."""
+
+    def commit(self, tokens: Sequence[int], hidden: Floats) -> None:
+        """Tokens that the model has chosen, in order; `hidden` float32 [len(tokens), hidden] is what chose each of them.
+
+        `hidden` is valid during the call only.
+        """
+        ...
+
+
+class Drafter(Protocol):
+    """Proposes continuations for several requests at once."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self, prompt: Prompt, features: Floats | None) -> DraftState:
+        """Begin a request; `features` float32 [features, hidden] are those of its images."""
+        ...
+
+    def propose(self, states: Sequence[DraftState], windows: Sequence[int], confidence: float) -> list[Draft]:
+        """A draft for each request: at most `windows[i]` tokens, ended before the first that falls below `confidence`.
+
+        A state without a committed token, or a window of 0, gives an empty draft. Changes no state.
+        """
+        ...
