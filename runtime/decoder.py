@@ -32,6 +32,7 @@ class _Pass:
 
     buffers: Mapping[str, Buffer]
     step: Step
+    every: bool
 
 
 class Decoder:
@@ -117,7 +118,7 @@ class Cache:
         self.lengths[:rows] += counts
         output = _output(passed)
         if not every:
-            return output
+            return Output(output.logits[:rows], output.hidden[:rows])
         logits, hidden = (array.reshape(rows, wide, -1)[:, :width] for array in output)
         return Output(logits, hidden)
 
@@ -127,17 +128,18 @@ class Cache:
             raise EngineError(f"rewind: found length {length}; row {row} holds {self.lengths[row]} tokens")
         self.lengths[row] = length
 
-    def move(self, source: int, target: int) -> None:
-        """Put the sequence of row `source` into row `target`."""
-        length = self.lengths[source]
-        for buffer in self._layers.values():
-            buffer.array[target, :, :length] = buffer.array[source, :, :length]
-        self.lengths[target] = length
+    def copy(self, source: int, target: int, start: int, stop: int) -> None:
+        """Copy tokens `start` to `stop` of row `source` into row `target`, which then has `stop` tokens."""
+        if stop > start:
+            for buffer in self._layers.values():
+                buffer.array[target, :, start:stop] = buffer.array[source, :, start:stop]
+        self.lengths[target] = stop
 
     def _bind(self, rows: slice, width: int, *, every: bool, features: Buffer | None) -> _Pass:
         decoder, engine = self._decoder, self._decoder.engine
         count = rows.stop - rows.start
-        logits = count * width if every else count
+        # Like a pass, the head takes another kernel for a row that is alone.
+        logits = count * width if every else max(count, decoder.min_width)
         shapes: dict[str, Sequence[int]] = {
             "input_ids": (count, width),
             "feature_index": (count, width),
@@ -159,7 +161,7 @@ class Cache:
             buffers["logit_index"].array[:] = np.arange(logits)
         for name, layer in self._layers.items():
             buffers[f"cache_{name}"] = buffers[f"present_{name}"] = layer.row(rows.start, rows.stop)
-        return _Pass(buffers, engine.bind(buffers))
+        return _Pass(buffers, engine.bind(buffers), every)
 
     def _fill(self, passed: _Pass, rows: slice, ids: Ids, positions: Ids, counts: Ids, index: Ids | None) -> None:
         buffers = passed.buffers
@@ -174,8 +176,9 @@ class Cache:
         buffers["kv_length"].array[:] = lengths + counts
         if index is not None and "feature_index" in buffers:
             buffers["feature_index"].array[:, :width] = index
-        if len(buffers["logit_index"].array) == len(lengths):
-            buffers["logit_index"].array[:] = np.arange(len(lengths)) * wide + counts - 1
+        if not passed.every:
+            buffers["logit_index"].array[: len(lengths)] = last = np.arange(len(lengths)) * wide + counts - 1
+            buffers["logit_index"].array[len(lengths) :] = last[-1]
 
 
 def _output(passed: _Pass) -> Output:

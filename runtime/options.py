@@ -13,10 +13,12 @@ class Options(Sampling):
     """Everything that a request may set beside its messages and images.
 
     `max_new_tokens`: the most tokens an answer may have. `stop`: texts that end the answer; they are not part of it.
+    `speculate`: False decodes plainly, which gives the same tokens.
     """
 
     max_new_tokens: int = 256
     stop: tuple[str, ...] = ()
+    speculate: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

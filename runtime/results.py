@@ -3,18 +3,24 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .speculation.statistics import SpeculationStatistics
+
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass
 class Statistics:
-    """Counts and seconds of one request. In a batch the rounds of decoding are shared, so `decode` is the batch's."""
+    """Counts and seconds of one request. In a batch the rounds of decoding are shared, so `decode` is the batch's.
+
+    `speculation` is None where the request decoded plainly.
+    """
 
     prompt_tokens: int = 0
     image_tokens: int = 0
     tiles: int = 0
     new_tokens: int = 0
     cache_bytes: int = 0
+    speculation: SpeculationStatistics | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, stage: str, seconds: float) -> None:

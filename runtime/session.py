@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,16 @@ from ..engines.errors import BundleError, ContextLengthError, RequestError
 from ..engines.manifest import EngineEntry, Manifest
 from ..engines.target import Target, choose_target
 from .decoder import Decoder
-from .generation import Engines, Row, generate
+from .generation import Engines, generate
 from .options import Options
 from .processing import ImageSource, Processor
 from .results import Result
+from .row import Row
+from .speculation.drafter import Drafter
+from .speculation.lookup import History, LookupDrafter
+from .speculation.settings import Settings, read_settings
+from .speculation.speculator import Speculator
+from .speculation.statistics import SpeculationStatistics
 from .vision import Vision
 
 Messages = str | Sequence[dict[str, Any]]
@@ -63,7 +69,9 @@ class Stream:
 class Model:
     """The engines of a bundle, ready to answer. Several threads may use one model."""
 
-    def __init__(self, bundle: Bundle, target: Target, threads: int | None, passed_over: dict[str, str]) -> None:
+    def __init__(
+        self, bundle: Bundle, target: Target, threads: int | None, passed_over: dict[str, str], settings: Settings
+    ) -> None:
         self.manifest: Manifest = bundle.manifest
         self.target = target.name
         self.passed_over = passed_over
@@ -80,8 +88,7 @@ class Model:
         self._engines = Engines(
             Decoder(self._loaded["decoder"], model, decoder.min_width),
             Vision(vision, model.hidden) if vision else None,
-            self.processor.tokenizer,
-            frozenset(model.eos_token_ids),
+            self._make_speculator(settings, decoder),
         )
 
     def generate(
@@ -121,6 +128,27 @@ class Model:
             pass
         return [row.result() for row in rows]
 
+    @property
+    def statistics(self) -> SpeculationStatistics:
+        """What speculation did for all requests that have ended."""
+        return self._engines.speculator.totals
+
+    def configure(self, **changes: Any) -> None:
+        """Change fields of the `speculation` settings for the rounds to come: `window_size=2`, `mode="approximate"`.
+
+        `max_parallel` and a larger `window_size` concern requests that begin later. Raises ConfigError for an unknown
+        field or a value out of range.
+        """
+        self._engines.speculator.configure(**changes)
+
+    def disable_speculation(self) -> None:
+        """Decode plainly from the next round on, running requests included; the tokens stay the same."""
+        self.configure(enabled=False)
+
+    def enable_speculation(self) -> None:
+        """Speculate again."""
+        self.configure(enabled=True)
+
     def close(self) -> None:
         """Free the engines; the model cannot answer afterwards."""
         for engine in self._loaded.values():
@@ -131,6 +159,14 @@ class Model:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _make_speculator(self, settings: Settings, decoder: EngineEntry) -> Speculator:
+        speculation = settings.speculation
+        history = History(speculation.past_outputs)
+        drafters: list[Drafter] = []
+        if "lookup" in speculation.drafters:
+            drafters.append(LookupDrafter(history))
+        return Speculator(speculation, drafters, decoder.cost_ms, decoder.min_width, history)
 
     def _row(self, request: Request) -> Row:
         began = time.perf_counter()
@@ -145,19 +181,31 @@ class Model:
                 f"max_new_tokens {options.max_new_tokens} exceed the context length of {context}; "
                 "shorten the prompt, send fewer or smaller images, or lower max_new_tokens"
             )
-        row = Row(prompt, options, self._engines)
+        row = Row(
+            prompt,
+            options,
+            self.processor.tokenizer,
+            self.manifest.model.vocabulary,
+            frozenset(self.manifest.model.eos_token_ids),
+        )
         row.stats.add("process", time.perf_counter() - began)
         return row
 
 
 def load(
-    bundle: str | os.PathLike[str], *, target: str | None = None, threads: int | None = None, verify: bool = True
+    bundle: str | os.PathLike[str],
+    *,
+    target: str | None = None,
+    threads: int | None = None,
+    verify: bool = True,
+    settings: str | os.PathLike[str] | Mapping[str, Any] | Settings | None = None,
 ) -> Model:
     """Load a bundle for answering.
 
     `target`: one of the bundle's targets, the best that runs here when None. `threads`: cores to use, all when None.
-    `verify`: hash every file first. Raises BundleError for a bad bundle, EngineError when no target runs here.
+    `verify`: hash every file first. `settings`: a YAML file, or a mapping, with the sections `speculation` and `memory`
+    (docs/speculation.md). Raises BundleError for a bad bundle, EngineError when no target runs here.
     """
     opened = Bundle.open(bundle, verify=verify)
     chosen, passed_over = choose_target(opened, target)
-    return Model(opened, chosen, threads, passed_over)
+    return Model(opened, chosen, threads, passed_over, read_settings(settings))

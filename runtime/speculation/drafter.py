@@ -18,13 +18,13 @@ class Draft:
     """Tokens proposed to follow the committed ones.
 
     `confidences[i]`: estimated probability that the model chooses all of `tokens[: i + 1]`, not increasing.
-    `hidden`: the hidden states that the drafter foresees, float32 [len(tokens), hidden], or empty where it foresees none.
+    `hidden`: the hidden states that it foresees, float32 [len(tokens), hidden], or empty where it foresees none.
     """
 
     drafter: str
     tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
-    hidden: Floats = field(default=NO_HIDDEN, compare=False)
+    hidden: Floats = field(default_factory=lambda: NO_HIDDEN, compare=False)
 
     def cut(self, length: int) -> "Draft":
         """The first `length` tokens of it."""
@@ -35,7 +35,7 @@ class DraftState(Protocol):
     """A drafter's memory of one request. It holds committed tokens alone, so nothing in it is ever rolled back."""
 
     def commit(self, tokens: Sequence[int], hidden: Floats) -> None:
-        """Tokens that the model has chosen, in order; `hidden` float32 [len(tokens), hidden] is what chose each of them.
+        """Tokens that the model has chosen, in order; `hidden` float32 [len(tokens), hidden] chose them, one by one.
 
         `hidden` is valid during the call only.
         """

@@ -1,0 +1,55 @@
+"""What a pass costs, by rows and width: as measured at the build, corrected by what this machine takes now."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+SMOOTHING = 0.1
+_OUTLIER = 3.0
+
+
+class Costs:
+    """Seconds of passes and of drafting.
+
+    `table`: milliseconds by width of one row, from the manifest; `min_width`: what narrower passes are padded to.
+    """
+
+    def __init__(self, table: Mapping[str, float], min_width: int = 1) -> None:
+        self._min_width = min_width
+        pairs = sorted((int(width), cost / 1e3) for width, cost in table.items())
+        self._widths = [width for width, _ in pairs] or [1, 16]
+        self._seconds = [seconds for _, seconds in pairs] or [1e-3, 1e-3]
+        self._scale = 1.0
+        self._measured: dict[tuple[int, int], float] = {}
+        self._drafting: dict[str, float] = {}
+
+    def seconds(self, rows: int, width: int) -> float:
+        """Seconds of a pass over `rows` sequences of `width` tokens."""
+        known = self._measured.get((rows, width))
+        return self._prior(rows, width) * self._scale if known is None else known
+
+    def observe(self, rows: int, width: int, seconds: float) -> None:
+        """A pass took so long."""
+        expected = self.seconds(rows, width)
+        seconds = min(seconds, _OUTLIER * expected)
+        self._measured[rows, width] = expected + SMOOTHING * (seconds - expected)
+        prior = self._prior(rows, width)
+        self._scale += SMOOTHING * (seconds / prior - self._scale) if prior else 0.0
+
+    def drafting(self, drafter: str) -> float:
+        """Seconds of one proposal of `drafter`; 0 while unknown."""
+        return self._drafting.get(drafter, 0.0)
+
+    def observe_drafting(self, drafter: str, seconds: float) -> None:
+        """A proposal took so long."""
+        known = self._drafting.get(drafter, seconds)
+        self._drafting[drafter] = known + SMOOTHING * (min(seconds, _OUTLIER * known) - known)
+
+    def _prior(self, rows: int, width: int) -> float:
+        """The build's curve, straight between its points and beyond the last ones."""
+        tokens = rows * max(width, self._min_width)
+        widths, seconds = self._widths, self._seconds
+        if tokens <= widths[-1] or len(widths) < 2:
+            return float(np.interp(tokens, widths, seconds))
+        slope = (seconds[-1] - seconds[0]) / (widths[-1] - widths[0])
+        return seconds[-1] + max(slope, 0.0) * (tokens - widths[-1])

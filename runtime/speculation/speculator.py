@@ -1,0 +1,137 @@
+"""Speculation of one model (drafters, costs, calibrations, totals) and of one request (states, fall-back)."""
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..processing.prompt import Prompt
+from .calibration import Calibration
+from .costs import Costs
+from .drafter import Drafter, DraftState, Floats
+from .lookup import History, context_of
+from .policy import Candidate, Plan, plan_round
+from .prefix import agreement
+from .settings import Speculation
+from .statistics import SpeculationStatistics
+
+PATIENCE = 4
+FADE = 0.9
+PAUSE, LONGEST_PAUSE = 16, 256
+
+
+@dataclass
+class RequestSpeculation:
+    """What speculation remembers of one request.
+
+    `candidates`: what was drafted for the round at hand, `asked` whether anything was. `pause`: tokens still to be
+    decoded plainly after a fall-back; `spent` and `plain`: fading sums of the seconds that drafting rounds took and
+    that plain steps would have taken for the same tokens.
+    """
+
+    prompt: Prompt
+    warmup: int
+    states: dict[str, DraftState] = field(default_factory=dict)
+    statistics: SpeculationStatistics = field(default_factory=SpeculationStatistics)
+    candidates: tuple[Candidate, ...] = ()
+    asked: bool = False
+    pause: int = 0
+    next_pause: int = PAUSE
+    drafting_rounds: int = 0
+    spent: float = 0.0
+    plain: float = 0.0
+
+    def commit(self, tokens: Sequence[int], hidden: Floats) -> None:
+        """Tell every drafter what was chosen."""
+        for state in self.states.values():
+            state.commit(tokens, hidden)
+
+    def judge(self, seconds: float, plain_seconds: float) -> int:
+        """After a drafting round: tokens to decode plainly, or 0 to go on. A second fall-back in a row lasts longer."""
+        self.drafting_rounds += 1
+        self.spent = self.spent * FADE + seconds
+        self.plain = self.plain * FADE + plain_seconds
+        if self.drafting_rounds < PATIENCE:
+            return 0
+        if self.spent <= self.plain:
+            self.next_pause = PAUSE
+            return 0
+        self.pause, self.next_pause = self.next_pause, min(2 * self.next_pause, LONGEST_PAUSE)
+        self.drafting_rounds, self.spent, self.plain = 0, 0.0, 0.0
+        return self.pause
+
+
+class Speculator:
+    """Shared by all requests of a model; what it learns of costs and acceptance steers speed, never text."""
+
+    def __init__(
+        self,
+        settings: Speculation,
+        drafters: Iterable[Drafter],
+        costs: Mapping[str, float],
+        min_width: int,
+        history: History,
+    ) -> None:
+        self.settings = settings
+        self.drafters = {drafter.name: drafter for drafter in drafters}
+        self.costs = Costs(costs, min_width)
+        self.history = history
+        self.totals = SpeculationStatistics()
+        self._calibrations = {name: Calibration() for name in self.drafters}
+        self._lock = threading.Lock()
+
+    def configure(self, **changes: Any) -> None:
+        """Change settings from the next round on. Raises ConfigError for a value that is not allowed."""
+        self.settings = replace(self.settings, **changes)
+
+    def open(self, prompt: Prompt, features: Floats | None) -> RequestSpeculation:
+        """Begin a request."""
+        warmup = self.settings.warmup(len(prompt.token_ids))
+        states = {name: drafter.open(prompt, features) for name, drafter in self.drafters.items()}
+        return RequestSpeculation(prompt, warmup, states)
+
+    def plan(self, requests: Sequence[RequestSpeculation | None], room: Sequence[int], done: Sequence[int]) -> Plan:
+        """Draft for all requests and choose the round.
+
+        None is a request that does not speculate. `room`: tokens that each answer may still have; `done`: those it has.
+        """
+        settings, windows = self.settings, []
+        for request, left, have in zip(requests, room, done, strict=True):
+            live = settings.enabled and request is not None and not request.pause and left > 1
+            # The token after a draft comes for nothing, so a draft of all that is left would waste its last one.
+            window = min(settings.window_size, left - 1) if live else 0
+            windows.append(min(window, 1) if request is not None and have < request.warmup else window)
+        asked = [i for i, window in enumerate(windows) if window]
+        found: list[list[Candidate]] = [[] for _ in requests]
+        for name, drafter in self.drafters.items() if asked else ():
+            began = time.perf_counter()
+            drafting = [requests[i] for i in asked]
+            states = [request.states[name] for request in drafting if request is not None]
+            drafts = drafter.propose(states, [windows[i] for i in asked], settings.confidence_thresh)
+            for i, draft in zip(asked, drafts, strict=True):
+                if draft.tokens:
+                    chances = self._calibrations[name].cumulative(draft.confidences)
+                    found[i].append(Candidate(draft, tuple(chances)))
+            self.costs.observe_drafting(name, time.perf_counter() - began)
+        issued: list[list[Candidate]] = []
+        for request, window, have, candidates in zip(requests, windows, done, found, strict=True):
+            if request is not None:
+                request.candidates, request.asked = tuple(candidates), window > 0
+            warm = request is None or have >= request.warmup
+            issued.append(candidates if warm else [])
+        return plan_round(issued, self.costs.seconds, settings.max_parallel, settings.adaptive)
+
+    def learn(self, request: RequestSpeculation, tokens: Sequence[int]) -> None:
+        """Compare all that was drafted for a round, verified or not, with the tokens that came."""
+        for candidate in request.candidates:
+            draft = candidate.draft
+            hits = agreement(draft.tokens, tokens)
+            trials = min(hits + 1, len(draft.tokens), len(tokens))
+            self._calibrations[draft.drafter].learn(draft.confidences, hits, trials)
+
+    def close(self, request: RequestSpeculation, tokens: Sequence[int]) -> None:
+        """A request has ended with this answer."""
+        self.history.add([*context_of(request.prompt), *tokens])
+        with self._lock:
+            self.totals.add(request.statistics)
