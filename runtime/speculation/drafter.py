@@ -53,7 +53,8 @@ class Drafter(Protocol):
         ...
 
     def propose(self, states: Sequence[DraftState], windows: Sequence[int], confidence: float) -> list[Draft]:
-        """A draft for each request: at most `windows[i]` tokens, ended before the first that falls below `confidence`.
+        """A draft for each request: at most `windows[i]` tokens. Those whose confidence falls below `confidence` are
+        not used, so a drafter for which they cost time ends before them.
 
         A state without a committed token, or a window of 0, gives an empty draft. Changes no state.
         """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..processing.prompt import Prompt
 from . import suffix_tree
 from .drafter import Draft, DraftState, Floats
-from .suffix_tree import SuffixTree
+from .suffix_tree import Cursor, SuffixTree, follow
 
 NAME = "lookup"
 CONTEXT = 16
@@ -33,7 +33,7 @@ class History:
         with self._lock:
             self._answers.append(tuple(tokens))
             if self.tree.size + len(tokens) <= self.budget:
-                self.tree.sequence().extend(tokens)
+                self.tree.add(tokens)
                 return
             # Half is kept, so that the tree is rebuilt once in half a budget of tokens.
             kept = sum(map(len, self._answers))
@@ -41,22 +41,22 @@ class History:
                 kept -= len(self._answers.popleft())
             tree = SuffixTree()
             for answer in self._answers:
-                tree.sequence().extend(answer)
+                tree.add(answer)
             self.tree = tree
 
 
 @dataclass
 class LookupState:
-    """A request's text, prompt and answer, as a sequence in a tree of its own; `context` is what past answers are
-    asked with."""
+    """A request's text, prompt and answer, in a tree of its own, and its place in the tree of past answers."""
 
     own: suffix_tree.Sequence
-    tree: SuffixTree
+    past: Cursor
     context: list[int]
     begun: bool = False
 
     def commit(self, tokens: Sequence[int], hidden: Floats) -> None:
         self.own.extend(tokens)
+        self.past.extend(tokens)
         self.context.extend(tokens)
         self.begun = True
 
@@ -72,37 +72,33 @@ class LookupDrafter:
 
     name = NAME
 
-    def __init__(self, history: History, shortest: int = 1, candidates: int = 3) -> None:
-        self.history, self._shortest, self._candidates = history, shortest, candidates
+    def __init__(self, history: History, candidates: int = 2) -> None:
+        self.history, self._candidates = history, candidates
 
     def open(self, prompt: Prompt, features: Floats | None) -> LookupState:
-        tree = SuffixTree()
-        own = tree.sequence()
+        own = suffix_tree.Sequence(SuffixTree())
         own.extend(prompt.token_ids[prompt.feature_index < 0].tolist())
-        return LookupState(own, tree, context_of(prompt))
+        context = context_of(prompt)
+        return LookupState(own, Cursor(self.history.tree, context), context)
 
     def propose(self, states: Sequence[DraftState], windows: Sequence[int], confidence: float) -> list[Draft]:
         drafts = []
         for state, window in zip(states, windows, strict=True):
             assert isinstance(state, LookupState)
-            drafts.append(self._propose(state, window, confidence) if window and state.begun else Draft(NAME))
+            drafts.append(self._propose(state, window) if window and state.begun else Draft(NAME))
         return drafts
 
-    def _propose(self, state: LookupState, window: int, confidence: float) -> Draft:
-        past = self.history.tree
-        found = [(length, past, node) for length, node in past.matches(state.context)[: self._candidates]]
-        found += [(length, state.tree, node) for length, node in state.own.matches()[: self._candidates]]
+    def _propose(self, state: LookupState, window: int) -> Draft:
+        if state.past.tree is not self.history.tree:
+            state.past = Cursor(self.history.tree, state.context)
         best = Draft(NAME)
-        for length, tree, node in found:
-            if length < self._shortest:
-                continue
-            tokens, shares = tree.follow(node, window)
+        for length, node in (*state.past.matches(self._candidates), *state.own.matches(self._candidates)):
+            tokens, shares = follow(node, window)
             confidences, cumulative = [], 1.0
-            for depth, share in enumerate(shares):
-                cumulative *= share ** (1 / (length + depth))
-                if cumulative < confidence:
-                    break
+            for known, share in enumerate(shares, length):
+                # A continuation is the surer, the longer the text that it continues.
+                cumulative *= share * known / (known + 1)
                 confidences.append(cumulative)
             if sum(confidences) > sum(best.confidences):
-                best = Draft(NAME, tuple(tokens[: len(confidences)]), tuple(confidences))
+                best = Draft(NAME, tuple(tokens), tuple(confidences))
         return best

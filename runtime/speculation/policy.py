@@ -17,6 +17,11 @@ class Candidate:
     draft: Draft
     chances: tuple[float, ...]
 
+    def cut(self, confidence: float) -> "Candidate":
+        """Without the tokens from the first on whose chance is below `confidence`."""
+        length = next((i for i, chance in enumerate(self.chances) if chance < confidence), len(self.chances))
+        return Candidate(self.draft.cut(length), self.chances[:length])
+
     def gain(self, window: int, start: int = 0) -> float:
         """Expected accepted tokens among those from `start` up to `window`."""
         return sum(self.chances[start:window])

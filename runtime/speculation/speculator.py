@@ -16,8 +16,9 @@ from .prefix import agreement
 from .settings import Speculation
 from .statistics import SpeculationStatistics
 
-PATIENCE = 4
-FADE = 0.9
+PATIENCE = 12
+FADE = 0.95
+LOSS = 1.02
 PAUSE, LONGEST_PAUSE = 16, 256
 
 
@@ -54,7 +55,7 @@ class RequestSpeculation:
         self.plain = self.plain * FADE + plain_seconds
         if self.drafting_rounds < PATIENCE:
             return 0
-        if self.spent <= self.plain:
+        if self.spent <= LOSS * self.plain:
             self.next_pause = PAUSE
             return 0
         self.pause, self.next_pause = self.next_pause, min(2 * self.next_pause, LONGEST_PAUSE)
@@ -119,7 +120,8 @@ class Speculator:
             if request is not None:
                 request.candidates, request.asked = tuple(candidates), window > 0
             warm = request is None or have >= request.warmup
-            issued.append(candidates if warm else [])
+            cut = [candidate.cut(settings.confidence_thresh) for candidate in candidates]
+            issued.append([candidate for candidate in cut if candidate.draft.tokens] if warm else [])
         return plan_round(issued, self.costs.seconds, settings.max_parallel, settings.adaptive)
 
     def learn(self, request: RequestSpeculation, tokens: Sequence[int]) -> None:

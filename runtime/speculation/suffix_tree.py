@@ -4,13 +4,25 @@ from collections.abc import Iterable
 
 
 class Node:
-    """How often a run of tokens occurred, and the nodes of the runs that are one token longer."""
+    """How often a run of tokens occurred, the nodes of runs that are one token longer, and the most frequent of them."""
 
-    __slots__ = ("children", "count")
+    __slots__ = ("best", "best_token", "children", "count")
 
     def __init__(self) -> None:
         self.count = 0
         self.children: dict[int, Node] = {}
+        self.best: Node | None = None
+        self.best_token = -1
+
+    def grow(self, token: int) -> "Node":
+        """Count one more occurrence of the run that goes on with `token`."""
+        child = self.children.get(token)
+        if child is None:
+            child = self.children[token] = Node()
+        child.count += 1
+        if self.best is None or child.count > self.best.count:
+            self.best, self.best_token = child, token
+        return child
 
 
 class SuffixTree:
@@ -18,73 +30,68 @@ class SuffixTree:
 
     def __init__(self, depth: int = 16) -> None:
         self.depth, self.size = depth, 0
-        self._root = Node()
+        self.root = Node()
 
-    def sequence(self) -> "Sequence":
-        """A new sequence that tokens are added to one by one."""
-        return Sequence(self)
-
-    def matches(self, context: list[int]) -> list[tuple[int, Node]]:
-        """(length, node) of every end of `context` that occurred, the longest first."""
-        found = []
-        for length in range(min(len(context), self.depth - 1), 0, -1):
-            node = self._root
-            for token in context[-length:]:
-                child = node.children.get(token)
-                if child is None:
-                    break
-                node = child
-            else:
-                found.append((length, node))
-        return found
-
-    def follow(self, node: Node, window: int) -> tuple[list[int], list[float]]:
-        """The likeliest continuation below `node`, at most `window` tokens, and each one's share of the continuations.
-
-        Of equally frequent tokens the one seen first is taken. The share of n among m occurrences is n / (m + 1): one
-        occurrence alone says little.
-        """
-        tokens: list[int] = []
-        shares: list[float] = []
-        while len(tokens) < window and node.children:
-            seen = node.count
-            token, node = max(node.children.items(), key=_count)
-            tokens.append(token)
-            shares.append(node.count / (seen + 1))
-        return tokens, shares
+    def add(self, tokens: Iterable[int]) -> None:
+        """Add a whole sequence."""
+        Sequence(self).extend(tokens)
 
 
 class Sequence:
-    """One sequence in a tree; `tail` holds its last tokens."""
+    """A sequence that grows in a tree; its ends up to now, but for the last token's own, are what occurred before."""
 
     def __init__(self, tree: SuffixTree) -> None:
         self._tree = tree
-        self._open: list[Node] = []
-        self.tail: list[int] = []
+        self._ends: list[Node] = []
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Add tokens to the tree, and every run that ends with one of them."""
-        tree, depth = self._tree, self._tree.depth
+        """Add tokens, and every run that ends with one of them."""
+        tree = self._tree
         for token in tokens:
-            self._open.append(tree._root)
-            if len(self._open) > depth:
-                del self._open[0]
-            for index, node in enumerate(self._open):
-                child = node.children.get(token)
-                if child is None:
-                    child = node.children[token] = Node()
-                child.count += 1
-                self._open[index] = child
+            ends = [*self._ends, tree.root][-tree.depth :]
+            self._ends = [node.grow(token) for node in ends]
             tree.size += 1
-            self.tail.append(token)
-            if len(self.tail) > depth:
-                del self.tail[0]
 
-    def matches(self) -> list[tuple[int, Node]]:
-        """(length, node) of every end of this sequence that occurred before, the longest first."""
-        lengths = range(len(self._open), 0, -1)
-        return [(length, node) for length, node in zip(lengths, self._open, strict=True) if node.children]
+    def matches(self, most: int) -> list[tuple[int, Node]]:
+        """(length, node) of up to `most` ends of the sequence that went on elsewhere, the longest first."""
+        return _going_on(self._ends, most)
 
 
-def _count(item: tuple[int, Node]) -> int:
-    return item[1].count
+class Cursor:
+    """Follows a text through a tree that it is no part of."""
+
+    def __init__(self, tree: SuffixTree, context: Iterable[int] = ()) -> None:
+        self.tree = tree
+        self._ends: list[Node] = []
+        self.extend(context)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """The text goes on."""
+        for token in tokens:
+            ends = [*self._ends, self.tree.root][-self.tree.depth :]
+            self._ends = [child for node in ends if (child := node.children.get(token)) is not None]
+
+    def matches(self, most: int) -> list[tuple[int, Node]]:
+        """(length, node) of up to `most` ends of the text that the tree knows and that went on, the longest first."""
+        return _going_on(self._ends, most)
+
+
+def follow(node: Node, window: int) -> tuple[list[int], list[float]]:
+    """The likeliest continuation below `node`, at most `window` tokens, and each one's share of the continuations.
+
+    Of equally frequent tokens the one seen first is taken. The share of n among m occurrences is n / (m + 1): one
+    occurrence alone says little.
+    """
+    tokens: list[int] = []
+    shares: list[float] = []
+    while len(tokens) < window and node.best is not None:
+        tokens.append(node.best_token)
+        shares.append(node.best.count / (node.count + 1))
+        node = node.best
+    return tokens, shares
+
+
+def _going_on(ends: list[Node], most: int) -> list[tuple[int, Node]]:
+    """The ends of a text by length; every shorter end of a known one is known, so their count gives the lengths."""
+    found = [(len(ends) - index, node) for index, node in enumerate(ends) if node.children]
+    return found[:most]

@@ -6,6 +6,7 @@ from .canvas import COLOURS, SHAPES, Canvas
 from .sample import Sample, Turn
 
 Spot = tuple[int, int, int]
+EXTREMES = {"highest": "longest bar", "lowest": "shortest bar"}
 
 _QUOTED = re.compile(r'"([^"]+)"')
 _PAIR = re.compile(r'"([a-z]+)":"([^"]+)"')
@@ -41,7 +42,7 @@ def spots(sample: Sample, turn: Turn) -> list[Spot | None]:
 
 
 def mentioned(sample: Sample, question: str) -> list[Spot | None]:
-    """For every character of the question, where the label, or the only colour or figure, that it names is."""
+    """For every character of the question, where the label, the only colour or figure, or the bar that it names is."""
     found: list[Spot | None] = [None] * len(question)
     for match in _NAME.finditer(question):
         for offset, spot in enumerate(_written(sample, match.group())):
@@ -50,6 +51,8 @@ def mentioned(sample: Sample, question: str) -> list[Spot | None]:
         tokens = [token for colour, figure, token in sample.canvases[0].things if match.group() in (colour, figure)]
         if len(tokens) == 1:
             found[match.start() : match.end()] = [(0, tokens[0], -1)] * len(match.group())
+        if mark := EXTREMES.get(match.group()):
+            found[match.start() : match.end()] = [(0, sample.canvases[0].marked[mark], -1)] * len(match.group())
     return found
 
 

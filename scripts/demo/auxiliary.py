@@ -17,6 +17,7 @@ class PatchHeads(nn.Module):
         self.patch = nn.Linear(config.vision_config.hidden_size, sum(CLASSES))
         self.token = nn.Linear(config.text_config.hidden_size, self.scale**2 * sum(CLASSES))
         self.place = nn.Linear(config.text_config.hidden_size, GRID**2 // self.scale**2)
+        self.lines = nn.Linear(config.text_config.hidden_size, 2 * GRID // self.scale)
 
     def forward(
         self, patches: torch.Tensor, tokens: torch.Tensor, labels: torch.Tensor
@@ -36,6 +37,14 @@ class PatchHeads(nn.Module):
                 loss = loss + functional.cross_entropy(head, target)
         places = self.place(tokens).flatten(0, 1)
         loss = loss + 0.3 * functional.cross_entropy(places, torch.arange(places.shape[-1]).repeat(images))
+        rows, columns = self.lines(tokens).flatten(0, 1).chunk(2, dim=-1)
+        for logits, line in zip((rows, columns), self._lines(images), strict=True):
+            loss = loss + 0.3 * functional.cross_entropy(logits, line)
         first = flat[:, 0]
         right = from_token[:, : CLASSES[0]].argmax(-1) == first
         return loss, right[first > 0].float().sum() / (first > 0).sum().clamp(min=1)
+
+    def _lines(self, images: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row and column of every image token."""
+        side = GRID // self.scale
+        return torch.arange(side).repeat_interleave(side).repeat(images), torch.arange(side).repeat(side * images)

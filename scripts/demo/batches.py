@@ -26,6 +26,8 @@ class Batch:
     targets: int64 (rows, length), the token that follows or -100; weights: float32 (rows, length).
     places: int64 (rows, length), the position of the image token that the target is read off, or, in a question, of
     the one that the token names; else -1.
+    relays: int64 (rows, length), where the last token of a question that names a place is, for the token before the
+    answer; else -1.
     slots: int64 (rows, length), which of its characters the target is, or -1; shown: int64 (rows, length, 4), all four.
     """
 
@@ -37,6 +39,7 @@ class Batch:
     targets: torch.Tensor
     weights: torch.Tensor
     places: torch.Tensor
+    relays: torch.Tensor
     slots: torch.Tensor
     shown: torch.Tensor
 
@@ -109,6 +112,7 @@ class Encoder:
             "targets": -100,
             "weights": 0.0,
             "places": -1,
+            "relays": -1,
             "slots": -1,
             "shown": _NOTHING,
         }
@@ -130,6 +134,7 @@ class Encoder:
             "targets": [-100] * size,
             "weights": [0.0] * size,
             "places": [-1] * size,
+            "relays": [-1] * size,
             "slots": [-1] * size,
             "shown": [_NOTHING] * size,
         }
@@ -143,6 +148,8 @@ class Encoder:
             row["targets"] += [-100] * silent + answer
             places, slots, shown = self._read(sample, spots(sample, turn), answer)
             asked, _, _ = self._read(sample, mentioned(sample, turn.question), question)
+            named = [len(row["places"]) + index for index, place in enumerate(asked[:-1]) if place >= 0]
+            row["relays"] += [-1] * silent + (named or [-1])[-1:] + [-1] * (len(answer) - 1)
             row["places"] += asked[:-1] + places
             row["slots"] += [-1] * silent + slots
             row["shown"] += [_NOTHING] * silent + shown

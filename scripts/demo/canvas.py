@@ -49,7 +49,7 @@ class Canvas:
     `labels` is int64 of shape (GRID, GRID, 5): the first and second character with their centre in the patch, the
     colour and the figure that cover its centre, and the one of `MARKS` with its centre in the patch; 0 says none.
     `runs` are the texts written, with the image token of every character and its slot there; `things` are colour,
-    figure and image token of the bars and shapes.
+    figure and image token of the bars and shapes; `marked` is the image token of the longest and the shortest bar.
     """
 
     def __init__(self, paper: tuple[int, int, int] = (255, 255, 255)) -> None:
@@ -57,6 +57,7 @@ class Canvas:
         self.labels = np.zeros((GRID, GRID, len(CLASSES)), dtype=np.int64)
         self.runs: list[tuple[str, list[tuple[int, int]]]] = []
         self.things: list[tuple[str, str, int]] = []
+        self.marked: dict[str, int] = {}
         self._draw = ImageDraw.Draw(self.image)
 
     def text(self, x: float, baseline: float, text: str, pen: Pen) -> None:
@@ -108,6 +109,7 @@ class Canvas:
         self._mark(x, y, "shape")
 
     def _mark(self, x: float, y: float, mark: str) -> None:
+        self.marked[mark] = _token(x, y)
         self.labels[min(int(y // PATCH), GRID - 1), min(int(x // PATCH), GRID - 1), 4] = MARKS.index(mark) + 1
 
     def _label_character(self, x: float, y: float, character: str) -> None:

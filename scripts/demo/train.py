@@ -31,6 +31,7 @@ FIRST_SHARE = 0.4
 GLYPH_SHARE = 0.03
 SETTLE_SHARE = 0.02
 DECAY_SHARE = 0.25
+CONTINUED_RATE = 0.6
 WARM_UP = 100
 GUIDANCE = 0.3
 MUON_RATE, ADAM_RATE = 0.02, 0.002
@@ -51,7 +52,8 @@ class Trainer:
 
     def __init__(self, out: Path, hours: float, start: Path | None = None) -> None:
         self.out, self.budget = out, hours * 3600
-        self.glyph_share, self.first_progress = (GLYPH_SHARE, 0.0) if start is None else (0.0, 0.6)
+        self.continued = start is not None
+        self.glyph_share, self.first_progress = (0.0, 0.6) if self.continued else (GLYPH_SHARE, 0.0)
         self.tokenizer = self._tokenizer(start)
         self.encoder = Encoder(self.tokenizer)
         torch.manual_seed(0)
@@ -152,6 +154,8 @@ class Trainer:
 
     def _set_rates(self, share: float) -> None:
         factor = min(1.0, (self.step + 1) / WARM_UP, (1 - share) / DECAY_SHARE)
+        if self.continued:
+            factor = CONTINUED_RATE * min((self.step + 1) / WARM_UP, 1 - share)
         for optimiser, rate in ((self.muon, MUON_RATE), (self.adam, ADAM_RATE)):
             for group in optimiser.param_groups:
                 group["lr"] = rate * factor
