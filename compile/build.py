@@ -26,6 +26,9 @@ from .export import export_decoder, export_vision, save_graph
 from .lowering import MIN_WIDTH, lower
 from .measure import measure_decoder, measure_vision
 from .plan import Plan, check_plan, make_plan
+from .predictor.artifact import Artifact, read_artifact
+from .predictor.export import STEP, compile_predictor
+from .predictor.measure import measure_predictor
 from .processing import write_processing
 from .recipe import Recipe, dump_recipe
 
@@ -46,9 +49,14 @@ class Build:
 
 
 def prepare(checkpoint: str | os.PathLike[str], out: str | os.PathLike[str], recipe: Recipe) -> tuple[Checkpoint, Plan]:
-    """Find what can be found wrong before the long work. Raises CheckpointError, ResourceError or BundleError."""
+    """Find what can be found wrong before the long work.
+
+    Raises CheckpointError, ResourceError, BundleError, or PredictorError for a predictor of another checkpoint.
+    """
     target = check_output(out)
     opened = open_checkpoint(os.fspath(checkpoint))
+    if recipe.predictor is not None:
+        read_artifact(recipe.predictor).check_target(hash_checkpoint(opened.folder), opened.source)
     plan = make_plan(opened, recipe)
     check_plan(plan, target)
     return opened, plan
@@ -89,6 +97,7 @@ class _Pipeline:
         self.entries: dict[str, EngineEntry] = {}
         self.engines: dict[str, Engine] = {}
         self.reference: Reference | None = None
+        self.predictor: Artifact | None = None
 
     def stages(self) -> list[tuple[str, Callable[[], None]]]:
         """Names and work, in order."""
@@ -97,12 +106,16 @@ class _Pipeline:
             stages.append((f"export {part}", partial(self.export, part)))
             stages.append((f"lower {part}", partial(self.lower, part)))
         stages.append(("processing", self.write_processing))
+        if self.recipe.predictor is not None:
+            stages.append(("predictor", self.compile_predictor))
         stages.append(("open engines", self.open_engines))
         if self.recipe.check.enabled:
             stages.append(("reference", self.make_reference))
             stages += [(f"check {part}", partial(self.check, part)) for part in self.plan.parts]
         if self.recipe.measure.enabled:
             stages += [(f"measure {part}", partial(self.measure, part)) for part in self.plan.parts]
+            if self.recipe.predictor is not None:
+                stages.append(("measure predictor", self.measure_predictor))
         return [*stages, ("seal", self.seal)]
 
     def load(self) -> None:
@@ -127,20 +140,31 @@ class _Pipeline:
         precision = self.plan.parts[part].precision
         graph, self.graph = self.graph, None
         lower(graph, part, precision)
+        self._store(part, graph, precision, self.plan.parts[part].parameters)
+
+    def _store(self, part: str, graph: ir.Model, precision: str, parameters: int) -> None:
         path = save_graph(graph, self.folder / "engines" / self.target.name / f"{part}.onnx")
         self.entries[part] = EngineEntry(
             path=path.relative_to(self.folder).as_posix(),
             precision=precision,
             inputs=(),
             outputs=(),
-            parameters=self.plan.parts[part].parameters,
-            min_width=MIN_WIDTH[part],
+            parameters=parameters,
+            min_width=MIN_WIDTH.get(part, 1),
             weight_bytes=path.with_name(f"{path.name}.data").stat().st_size,
         )
 
     def write_processing(self) -> None:
         write_processing(self.checkpoint.folder, self.folder)
         (self.folder / "recipe.yaml").write_text(dump_recipe(self.recipe))
+
+    def compile_predictor(self) -> None:
+        assert self.recipe.predictor is not None
+        self.predictor = read_artifact(self.recipe.predictor)
+        tokenizer = hash_file(self.folder / "tokenizer" / "tokenizer.json")
+        self.predictor.check_tokenizer(tokenizer, self.checkpoint.source)
+        for part, graph, parameters in compile_predictor(self.predictor, self.checkpoint):
+            self._store(part, graph, "fp32", parameters)
 
     def open_engines(self) -> None:
         images = [self.folder / IMAGE_FILE] if "vision" in self.plan.parts else []
@@ -171,6 +195,9 @@ class _Pipeline:
         else:
             self._note(part, cost_ms=measure_vision(engine, self.model, self.prompt.tiles[0], measure))
 
+    def measure_predictor(self) -> None:
+        self._note(STEP, cost_ms=measure_predictor(self.engines[STEP], self.recipe.measure))
+
     def seal(self) -> None:
         for engine in self.engines.values():
             engine.close()
@@ -192,6 +219,7 @@ class _Pipeline:
             tokenizer_sha256=hashes["tokenizer/tokenizer.json"],
             targets={self.target.name: TargetEntry(versions=runtime, engines=self.entries)},
             files=files,
+            predictor=self.predictor.entry if self.predictor is not None else None,
         )
 
     def _note(self, part: str, **values: object) -> None:

@@ -159,7 +159,7 @@ def _trace(
     shapes = {key: _dynamic_shapes(key, value, dimensions, group) for key, value in inputs.items()}
     module.eval()
     try:
-        with traceable(module, attend), torch.no_grad(), _quiet():
+        with traceable(module, attend), torch.no_grad(), quiet():
             program = torch.onnx.export(
                 module, (), kwargs=inputs, dynamic_shapes=shapes, opset_version=OPSET, optimize=False, verbose=False
             )
@@ -193,7 +193,7 @@ def _dimension(symbol: str, group: int) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The exporter's notes on optional packages and deprecations say nothing to the user of a checkpoint."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

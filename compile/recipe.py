@@ -106,11 +106,15 @@ class Measure:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to compile a checkpoint. See docs/recipe.md."""
+    """How to compile a checkpoint. See docs/recipe.md.
+
+    `predictor`: the folder of a predictor trained for the checkpoint, or None.
+    """
 
     target: str = "onnxruntime-cpu"
     precision: Precision = field(default_factory=Precision)
     keep_graphs: bool = False
+    predictor: str | None = None
     check: Check = field(default_factory=Check)
     measure: Measure = field(default_factory=Measure)
 

@@ -25,6 +25,10 @@ class LoweringError(SpecEyesError):
     """A canonical graph holds something that the target cannot run."""
 
 
+class PredictorError(SpecEyesError):
+    """A predictor, or the traces it learns from, belongs to another target or tokenizer, or cannot be trained."""
+
+
 class AccuracyError(SpecEyesError):
     """A built engine differs from the fp32 model by more than the recipe allows."""
 

@@ -110,6 +110,36 @@ class Provenance:
 
 
 @dataclass(frozen=True)
+class PredictorEntry:
+    """A predictor and the target that it was trained for.
+
+    `window`: drafted tokens that training unrolled; `slice`: tokens that it can draft; `own_parameters` were trained,
+    `shared_parameters` are the target's; `acceptance`: by position, the share of drafts accepted where all before were,
+    on held-out requests; `ece`: expected error of its confidence there; `plan`: by output of the work plan, `share` of
+    true labels, `precision`, `recall` and `brier` score there; `provenance`: command, hash of the data, versions.
+    """
+
+    window: int
+    slice: int
+    own_parameters: int
+    shared_parameters: int
+    target_sha256: str
+    tokenizer_sha256: str
+    acceptance: tuple[float, ...]
+    ece: float
+    plan: dict[str, dict[str, float]]
+    provenance: dict[str, str]
+
+    def __post_init__(self) -> None:
+        for name in ("window", "slice", "own_parameters", "shared_parameters"):
+            if getattr(self, name) < 1:
+                raise ManifestError(f"{name}: found {getattr(self, name)}; at least 1 is expected")
+        for name in ("target_sha256", "tokenizer_sha256"):
+            if not _SHA256.fullmatch(getattr(self, name)):
+                raise ManifestError(f"{name}: found {getattr(self, name)[:70]!r}; 64 hexadecimal digits wanted")
+
+
+@dataclass(frozen=True)
 class Manifest:
     """See docs/bundle.md for the format."""
 
@@ -119,6 +149,7 @@ class Manifest:
     tokenizer_sha256: str
     targets: dict[str, TargetEntry]
     files: tuple[FileEntry, ...]
+    predictor: PredictorEntry | None = None
     format: str = FORMAT
     version: int = VERSION
 
@@ -137,6 +168,25 @@ class Manifest:
             for part, engine in build.engines.items():
                 if engine.path not in paths:
                     raise ManifestError(f"targets.{target}.engines.{part}.path: {engine.path!r} is not in files")
+                if part.startswith("predictor") and self.predictor is None:
+                    raise ManifestError(
+                        f"targets.{target}.engines.{part}: there is no entry `predictor` to describe it"
+                    )
+        if self.predictor is not None:
+            self._check_predictor(self.predictor)
+
+    def _check_predictor(self, predictor: PredictorEntry) -> None:
+        """A predictor drafts for the one target whose hidden states and tokens it was trained on."""
+        for name, have in (
+            ("target_sha256", self.provenance.checkpoint_sha256),
+            ("tokenizer_sha256", self.tokenizer_sha256),
+        ):
+            trained = getattr(predictor, name)
+            if trained != have:
+                raise ManifestError(
+                    f"predictor.{name}: found {trained}, the bundle's is {have}: it was trained for another model; "
+                    "train one with `speceyes-compile train-predictor` and build with `--predictor`"
+                )
 
 
 def check_path(path: str) -> None:

@@ -33,6 +33,7 @@ DEFAULTS = Recipe()
 @click.option(
     "--precision", help="int8 for all parts, or decoder=int8,vision=fp32. fp32, int8, and int4 for the decoder."
 )
+@click.option("--predictor", type=click.Path(), help="A folder written by train-predictor: drafts for the model.")
 @click.option("--recipe", "recipe_file", type=click.Path(), help="A YAML file with options, see docs/recipe.md.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One option: --set check.steps=16.")
 @click.option("--no-check", is_flag=True, help="Do not compare the engines with the fp32 model.")
@@ -43,6 +44,7 @@ def command(
     out: str,
     target: str | None,
     precision: str | None,
+    predictor: str | None,
     recipe_file: str | None,
     assignments: tuple[str, ...],
     no_check: bool,
@@ -55,6 +57,8 @@ def command(
         changes["target"] = target
     if precision is not None:
         changes["precision"] = parse_precision(precision)
+    if predictor is not None:
+        changes["predictor"] = predictor
     if no_check:
         changes["check"] = {"enabled": False}
     recipe = make_recipe(recipe_file, changes, assignments)

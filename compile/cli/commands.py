@@ -6,7 +6,7 @@ import click
 
 from ... import __version__
 
-COMMANDS = ("build", "inspect", "ask")
+COMMANDS = ("build", "inspect", "ask", "train-predictor")
 
 
 class _Commands(click.Group):
@@ -16,7 +16,7 @@ class _Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command: click.Command = import_module(f".{name}", __package__).command
+        command: click.Command = import_module(f".{name.replace('-', '_')}", __package__).command
         return command
 
 

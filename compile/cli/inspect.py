@@ -46,6 +46,12 @@ def show(bundle: Bundle, console: Console) -> None:
         f"context {model.context_length}"
     )
     console.print(f"from {origin.checkpoint} (SHA-256 {origin.checkpoint_sha256[:12]}…), {versions(origin.versions)}")
+    if (predictor := manifest.predictor) is not None:
+        shares = ", ".join(f"{share:.2f}" for share in predictor.acceptance)
+        console.print(
+            f"predictor: {predictor.own_parameters / 1e6:.1f} M parameters of its own, {predictor.slice} tokens, window "
+            f"{predictor.window}; accepted by position {shares}; calibration error {predictor.ece:.3f}"
+        )
     for target, build in manifest.targets.items():
         console.print(f"\n{target}: {versions(build.versions)}", style="bold")
         for part, engine in build.engines.items():
