@@ -2,10 +2,12 @@
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from ...engines.schema import decode, encode
 from ..processing.prompt import Prompt
 from .calibration import Calibration
 from .costs import Costs
@@ -79,12 +81,12 @@ class Speculator:
         self.costs = Costs(costs, min_width)
         self.history = history
         self.totals = SpeculationStatistics()
-        self._calibrations = {name: Calibration() for name in self.drafters}
+        self._calibrations: dict[str, Calibration] = defaultdict(Calibration)
         self._lock = threading.Lock()
 
     def configure(self, **changes: Any) -> None:
-        """Change settings from the next round on. Raises ConfigError for a value that is not allowed."""
-        self.settings = replace(self.settings, **changes)
+        """Change settings from the next round on. Raises ConfigError for an unknown name or a value not allowed."""
+        self.settings = decode(Speculation, {**encode(self.settings), **changes}, "speculation")
 
     def open(self, prompt: Prompt, features: Floats | None) -> RequestSpeculation:
         """Begin a request."""
@@ -112,7 +114,7 @@ class Speculator:
             drafts = drafter.propose(states, [windows[i] for i in asked], settings.confidence_thresh)
             for i, draft in zip(asked, drafts, strict=True):
                 if draft.tokens:
-                    chances = self._calibrations[name].cumulative(draft.confidences)
+                    chances = self._calibrations[draft.drafter].cumulative(draft.confidences)
                     found[i].append(Candidate(draft, tuple(chances)))
             self.costs.observe_drafting(name, time.perf_counter() - began)
         issued: list[list[Candidate]] = []

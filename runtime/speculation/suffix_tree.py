@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 
 class Node:
-    """How often a run of tokens occurred, the nodes of runs that are one token longer, and the most frequent of them."""
+    """How often a run of tokens occurred, the runs that are one token longer, and the most frequent of them."""
 
     __slots__ = ("best", "best_token", "children", "count")
 
