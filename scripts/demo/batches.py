@@ -26,6 +26,7 @@ class Batch:
     targets: int64 (rows, length), the token that follows or -100; weights: float32 (rows, length).
     places: int64 (rows, length), the position of the image token that the target is read off, or, in a question, of
     the one that the token names; else -1.
+    squares: int64 (rows, length), the number of that image token in its picture, or -1.
     relays: int64 (rows, length), where the last token of a question that names a place is, for the token before the
     answer; else -1.
     slots: int64 (rows, length), which of its characters the target is, or -1; shown: int64 (rows, length, 4), all four.
@@ -39,6 +40,7 @@ class Batch:
     targets: torch.Tensor
     weights: torch.Tensor
     places: torch.Tensor
+    squares: torch.Tensor
     relays: torch.Tensor
     slots: torch.Tensor
     shown: torch.Tensor
@@ -84,22 +86,24 @@ class Encoder:
 
     def _read(
         self, sample: Sample, places_of: list[Spot | None], tokens: list[int]
-    ) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
-        """For every token where its text begins: the image token's position, the slot and the characters."""
-        places, slots, shown, start = [], [], [], 0
+    ) -> tuple[list[int], list[int], list[int], list[tuple[int, ...]]]:
+        """For every token where its text begins: the image token's position and number, the slot and the characters."""
+        places, squares, slots, shown, start = [], [], [], [], 0
         for token in self._tokenizer.convert_ids_to_tokens(tokens):
             spot = next((spot for spot in places_of[start : start + len(token)] if spot), None)
             start += len(token)
             if spot:
                 picture, image_token, slot = spot
                 places.append(len(self._start) + picture * len(self._picture) + 2 + image_token)
+                squares.append(image_token)
                 slots.append(slot)
                 shown.append(sample.canvases[picture].written(image_token))
             else:
                 places.append(-1)
+                squares.append(-1)
                 slots.append(-1)
                 shown.append(_NOTHING)
-        return places, slots, shown
+        return places, squares, slots, shown
 
     def batch(self, samples: list[Sample]) -> Batch:
         """Pad samples to the longest."""
@@ -112,6 +116,7 @@ class Encoder:
             "targets": -100,
             "weights": 0.0,
             "places": -1,
+            "squares": -1,
             "relays": -1,
             "slots": -1,
             "shown": _NOTHING,
@@ -134,6 +139,7 @@ class Encoder:
             "targets": [-100] * size,
             "weights": [0.0] * size,
             "places": [-1] * size,
+            "squares": [-1] * size,
             "relays": [-1] * size,
             "slots": [-1] * size,
             "shown": [_NOTHING] * size,
@@ -146,11 +152,12 @@ class Encoder:
             row["positions"] += range(size, size + len(ids))
             row["turns"] += [number] * len(ids)
             row["targets"] += [-100] * silent + answer
-            places, slots, shown = self._read(sample, spots(sample, turn), answer)
-            asked, _, _ = self._read(sample, mentioned(sample, turn.question), question)
+            places, squares, slots, shown = self._read(sample, spots(sample, turn), answer)
+            asked, named_squares, _, _ = self._read(sample, mentioned(sample, turn.question), question)
             named = [len(row["places"]) + index for index, place in enumerate(asked[:-1]) if place >= 0]
             row["relays"] += [-1] * silent + (named or [-1])[-1:] + [-1] * (len(answer) - 1)
             row["places"] += asked[:-1] + places
+            row["squares"] += named_squares[:-1] + squares
             row["slots"] += [-1] * silent + slots
             row["shown"] += [_NOTHING] * silent + shown
             row["weights"] += [0.0] * silent + [len(answer) ** -0.5] * len(answer)
