@@ -24,6 +24,9 @@ NUMPY_TYPES = MappingProxyType(
     }
 )
 
+TOWER = "vision"
+"""Name of the engine file whose tensors are large."""
+
 
 class HostBuffer:
     """A C-contiguous numpy array that ONNX Runtime reads and writes through its address."""
@@ -73,6 +76,9 @@ class OnnxRuntimeEngine:
         settings.inter_op_num_threads = 1
         # A pattern is kept for every input shape: memory would grow with each new length of prompt.
         settings.enable_mem_pattern = False
+        # Buffers that the planner reuses live from their first use to their last, one set for each size: a tower's
+        # large tensors then take half as much memory again. A decoder's step of many small ones is 7 % slower without.
+        settings.enable_mem_reuse = path.stem != TOWER
         for key, value in (options or {}).items():
             settings.add_session_config_entry(key, value)
         try:
