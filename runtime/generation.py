@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..engines.engine import Buffer
-from .decoder import Cache, Decoder, Output
+from .decoder import Cache, Decoder, Logits, Output
 from .rounds import Rounds
 from .row import Row
 from .speculation.acceptance import accept
@@ -44,6 +44,17 @@ def generate(engines: Engines, rows: Sequence[Row], journal: Journal | None = No
         for row in rows:
             if row.finish is None:
                 row.end("cancelled")
+
+
+def score(engines: Engines, row: Row, answer: Sequence[int]) -> Logits:
+    """Logits float32 [vocabulary] after the prompt of `row` and the tokens of `answer`."""
+    cache = engines.decoder.open(1, len(row.prompt.token_ids) + len(answer) + 1)
+    logits = _prefill(engines, cache, 0, row).logits
+    mrope = row.prompt.position_ids.ndim == 2
+    for index, token in enumerate(answer):
+        position = np.full((3, 1, 1) if mrope else (1, 1), row.prompt.next_position + index)
+        logits = cache.forward(np.array([[token]]), position, np.array([1])).logits[0]
+    return logits.copy()
 
 
 def _prefill(engines: Engines, cache: Cache, slot: int, row: Row) -> Output:

@@ -3,21 +3,24 @@
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..engines.bundle import Bundle
 from ..engines.errors import BundleError, ContextLengthError, RequestError
 from ..engines.manifest import EngineEntry, Manifest
 from ..engines.target import Target, choose_target
-from .decoder import Decoder
-from .generation import Engines, generate
+from .decoder import Decoder, Logits
+from .generation import Engines, generate, score
 from .options import Options
 from .processing import ImageSource, Processor
 from .results import Result
 from .row import Row
 from .speculation.drafter import Drafter
+from .speculation.journal import Journal
 from .speculation.lookup import History, LookupDrafter
+from .speculation.predictor import NAME as PREDICTOR
+from .speculation.predictor import PredictorDrafter
 from .speculation.settings import Settings, read_settings
 from .speculation.speculator import Speculator
 from .speculation.statistics import SpeculationStatistics
@@ -79,8 +82,10 @@ class Model:
         entries = self.manifest.targets[target.name].engines
         if "decoder" not in entries:
             raise BundleError(f"targets.{target.name}.engines: found {', '.join(entries)}; a decoder is needed")
+        # A predictor's steps are too small to share among threads.
         self._loaded = {
-            part: target.load(bundle.path / entry.path, threads, entry.options) for part, entry in entries.items()
+            part: target.load(bundle.path / entry.path, 1 if part.startswith(PREDICTOR) else threads, entry.options)
+            for part, entry in entries.items()
         }
         decoder: EngineEntry = entries["decoder"]
         vision = self._loaded.get("vision")
@@ -119,19 +124,45 @@ class Model:
         row = self._row(Request(messages, prompt, images, options))
         return Stream(row, (piece for _, piece in generate(self._engines, [row]) if piece))
 
-    def generate_batch(self, requests: Sequence[Request]) -> list[Result]:
-        """Answer several requests in shared decoding steps; each answer equals the one it would get alone."""
+    def generate_batch(self, requests: Sequence[Request], journal: Journal | None = None) -> list[Result]:
+        """Answer several requests in shared decoding steps; each answer equals the one it would get alone.
+
+        `journal`: takes down what every round did.
+        """
         if not requests:
             return []
         rows = [self._row(request) for request in requests]
-        for _ in generate(self._engines, rows):
+        for _ in generate(self._engines, rows, journal):
             pass
         return [row.result() for row in rows]
 
     @property
+    def sees(self) -> bool:
+        """Whether the model takes images."""
+        return self._engines.vision is not None
+
+    @property
+    def min_width(self) -> int:
+        """The fewest tokens of a pass: narrower ones are padded."""
+        return self._engines.decoder.min_width
+
+    def score(self, request: Request, answer: Sequence[int]) -> Logits:
+        """Logits float32 [vocabulary] of the token after `answer`, from a plain prefill of prompt and answer."""
+        return score(self._engines, self._row(request), answer)
+
+    @property
+    def speculator(self) -> Speculator:
+        """Drafters, settings and what was learned of costs and acceptance; setting it concerns later requests."""
+        return self._engines.speculator
+
+    @speculator.setter
+    def speculator(self, speculator: Speculator) -> None:
+        self._engines = replace(self._engines, speculator=speculator)
+
+    @property
     def statistics(self) -> SpeculationStatistics:
         """What speculation did for all requests that have ended."""
-        return self._engines.speculator.totals
+        return self.speculator.totals
 
     def configure(self, **changes: Any) -> None:
         """Change fields of the `speculation` settings for the rounds to come: `window_size=2`, `mode="approximate"`.
@@ -139,7 +170,7 @@ class Model:
         `max_parallel` and a larger `window_size` concern requests that begin later. Raises ConfigError for an unknown
         field or a value out of range.
         """
-        self._engines.speculator.configure(**changes)
+        self.speculator.configure(**changes)
 
     def disable_speculation(self) -> None:
         """Decode plainly from the next round on, running requests included; the tokens stay the same."""
@@ -164,6 +195,9 @@ class Model:
         speculation = settings.speculation
         history = History(speculation.past_outputs)
         drafters: list[Drafter] = []
+        if PREDICTOR in speculation.drafters and PREDICTOR in self._loaded:
+            image = self._loaded.get(f"{PREDICTOR}_image")
+            drafters.append(PredictorDrafter(self._loaded[PREDICTOR], image, self.manifest.model))
         if "lookup" in speculation.drafters:
             drafters.append(LookupDrafter(history))
         return Speculator(speculation, drafters, decoder.cost_ms, decoder.min_width, history)

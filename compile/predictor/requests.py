@@ -53,15 +53,26 @@ def read_requests(folder: Path) -> list[Request]:
     Raises ConfigError naming the line for anything that is not a request or an image that is not there.
     """
     source = folder / FILE
-    try:
-        lines = source.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as fault:
-        raise ConfigError(f"--data {folder}: {FILE} cannot be read ({fault}); see docs/predictor.md") from None
-    found = [_read(folder, f"{FILE} line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    found = read_file(source)
     for split in ("training", *_TENTHS):
         if not any(request.split == split for request in found):
             raise ConfigError(f"{source}: no request of {len(found)} falls to the {split} split; give more requests")
     return found
+
+
+def read_file(source: Path) -> list[Request]:
+    """All requests of one file; images are relative to its folder. Raises ConfigError as `read_requests` does."""
+    try:
+        lines = source.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as fault:
+        raise ConfigError(
+            f"requests {str(source)!r}: the file cannot be read ({fault}); see docs/predictor.md"
+        ) from None
+    return [
+        _read(source.parent, f"{source.name} line {number}", line)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
 
 
 def hash_requests(requests: Sequence[Request]) -> str:
