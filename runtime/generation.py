@@ -39,7 +39,7 @@ def generate(engines: Engines, rows: Sequence[Row], journal: Journal | None = No
             logits, hidden = _prefill(engines, cache, number, row)
             first = accept([()], [logits[None]], row.chooser())
             yield row, row.commit(first.tokens, hidden[None]).text
-        yield from Rounds(cache, list(rows), engines.speculator, journal or Journal()).run()
+        yield from Rounds(cache, list(rows), engines.speculator, journal or Journal(), settings.window_size).run()
     finally:
         for row in rows:
             if row.finish is None:

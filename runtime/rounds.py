@@ -44,10 +44,11 @@ class Clock:
 
 
 class Rounds:
-    """Rounds over `active` rows, which lie in the first rows of `cache`."""
+    """Rounds over `active` rows, which lie in the first rows of `cache`; it has room for windows of `window` tokens."""
 
-    def __init__(self, cache: Cache, active: list[Row], speculator: Speculator, journal: Journal) -> None:
+    def __init__(self, cache: Cache, active: list[Row], speculator: Speculator, journal: Journal, window: int) -> None:
         self._cache, self._active, self._speculator, self._journal = cache, active, speculator, journal
+        self._window, self._branches = window, len(cache.lengths) // len(active)
         self._copies = BranchRows(cache)
         self._mrope = active[0].prompt.position_ids.ndim == 2
         self._number = 0
@@ -66,19 +67,24 @@ class Rounds:
     def _round(self) -> list[tuple[Row, str]]:
         active = self._active
         began = time.perf_counter()
-        plan = self._speculator.plan(
-            [row.speculation for row in active], [row.room for row in active], [len(row.tokens) for row in active]
-        )
+        requests = [row.speculation for row in active]
+        room, done = [row.room for row in active], [len(row.tokens) for row in active]
+        plan = self._speculator.plan(requests, room, done, self._window, self._branches)
         drafted = time.perf_counter()
         branches = self._lay_out(plan)
         before = [int(length) for length in self._cache.lengths[: len(active)]]
+        ahead = self._speculator.draft_ahead(requests, [[branch.draft for branch in own] for own in branches])
         output, rows, width = self._verify(branches)
+        if ahead is not None:
+            ahead.wait()
         verified = time.perf_counter()
         pieces, emitted = [], []
         for slot, row in enumerate(active):
             acceptance = _accept(row, branches[slot], output, self._speculator)
             taken = row.commit(acceptance.tokens, output.hidden[branches[slot][acceptance.branch].row])
             self._settle(slot, before[slot], branches[slot], acceptance, taken.tokens)
+            if row.speculation is not None:
+                row.speculation.ahead = ahead.next(slot, taken.tokens) if ahead is not None else None
             pieces.append((row, taken.text))
             emitted.append(len(taken.tokens))
         clock = Clock(rows, width, drafted - began, verified - drafted, time.perf_counter() - verified)

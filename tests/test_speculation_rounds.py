@@ -147,6 +147,33 @@ def test_warm_up_decodes_plainly_and_gathers_statistics():
     assert (stats.rounds, stats.plain) == (29, 29)
 
 
+def test_what_is_drafted_ahead_is_used_when_all_was_right():
+    vlm = model("llama")
+    expected = answers(vlm, 3, 40)
+    vocabulary = vlm.manifest.model.vocabulary
+    asked = {}
+    for double in (False, True):
+        for kind in ("right", "mixed", "wrong"):
+            drafter = Scripted(kind, expected, vocabulary)
+            with speculating(vlm, [drafter], window_size=3, double_buffer=double):
+                found = vlm.generate_batch([Request(prompt=p, options={"max_new_tokens": 40}) for p in PROMPTS])
+            assert [result.token_ids for result in found] == expected
+            asked[kind, double] = [result.stats.speculation.rounds for result in found]
+    assert asked["right", True] == asked["right", False]
+
+
+def test_a_wider_window_waits_for_the_next_request():
+    vlm = model("llama")
+    (expected,) = answers(vlm, 1, 60)
+    drafter = Scripted("right", [expected], vlm.manifest.model.vocabulary)
+    with speculating(vlm, [drafter], window_size=2):
+        stream = vlm.stream(prompt=PROMPTS[0], max_new_tokens=60)
+        next(stream)
+        vlm.configure(window_size=30, max_parallel=8)
+        assert stream.result.token_ids == expected
+        assert len(stream.result.stats.speculation.issued_at) == 2
+
+
 def test_switches_of_a_running_model():
     vlm = model("llama")
     before = vlm._engines.speculator.settings

@@ -9,9 +9,10 @@ from typing import Any
 
 from ...engines.schema import decode, encode
 from ..processing.prompt import Prompt
+from .ahead import Ahead
 from .calibration import Calibration
 from .costs import Costs
-from .drafter import Drafter, DraftState, Floats
+from .drafter import Draft, Drafter, DraftState, Floats
 from .lookup import History, context_of
 from .policy import Candidate, Plan, plan_round
 from .prefix import agreement
@@ -28,7 +29,8 @@ PAUSE, LONGEST_PAUSE = 16, 256
 class RequestSpeculation:
     """What speculation remembers of one request.
 
-    `candidates`: what was drafted for the round at hand, `asked` whether anything was. `pause`: tokens still to be
+    `candidates`: what was drafted for the round at hand, `asked` whether a draft was wanted; `ahead`: what was
+    drafted for it while the last round was verified. `pause`: tokens still to be
     decoded plainly after a fall-back; `spent` and `plain`: fading sums of the seconds that drafting rounds took and
     that plain steps would have taken for the same tokens.
     """
@@ -39,6 +41,7 @@ class RequestSpeculation:
     statistics: SpeculationStatistics = field(default_factory=SpeculationStatistics)
     candidates: tuple[Candidate, ...] = ()
     asked: bool = False
+    ahead: Draft | None = None
     pause: int = 0
     next_pause: int = PAUSE
     drafting_rounds: int = 0
@@ -94,37 +97,71 @@ class Speculator:
         states = {name: drafter.open(prompt, features) for name, drafter in self.drafters.items()}
         return RequestSpeculation(prompt, warmup, states)
 
-    def plan(self, requests: Sequence[RequestSpeculation | None], room: Sequence[int], done: Sequence[int]) -> Plan:
-        """Draft for all requests and choose the round.
+    def plan(
+        self,
+        requests: Sequence[RequestSpeculation | None],
+        room: Sequence[int],
+        done: Sequence[int],
+        window: int,
+        branches: int,
+    ) -> Plan:
+        """Draft for all requests and choose the round, of at most `window` drafted tokens and `branches` branches.
 
         None is a request that does not speculate. `room`: tokens that each answer may still have; `done`: those it has.
         """
         settings, windows = self.settings, []
         for request, left, have in zip(requests, room, done, strict=True):
-            live = settings.enabled and request is not None and not request.pause and left > 1
+            live = settings.enabled and request is not None and not request.pause
             # The token after a draft comes for nothing, so a draft of all that is left would waste its last one.
-            window = min(settings.window_size, left - 1) if live else 0
-            windows.append(min(window, 1) if request is not None and have < request.warmup else window)
-        asked = [i for i, window in enumerate(windows) if window]
-        found: list[list[Candidate]] = [[] for _ in requests]
-        for name, drafter in self.drafters.items() if asked else ():
-            began = time.perf_counter()
-            drafting = [requests[i] for i in asked]
-            states = [request.states[name] for request in drafting if request is not None]
-            drafts = drafter.propose(states, [windows[i] for i in asked], settings.confidence_thresh)
-            for i, draft in zip(asked, drafts, strict=True):
-                if draft.tokens:
-                    chances = self._calibrations[draft.drafter].cumulative(draft.confidences)
-                    found[i].append(Candidate(draft, tuple(chances)))
-            self.costs.observe_drafting(name, time.perf_counter() - began)
+            most = min(settings.window_size, window, left - 1) if live else 0
+            windows.append(min(most, 1) if request is not None and have < request.warmup else most)
+        found = self._draft(requests, windows)
         issued: list[list[Candidate]] = []
-        for request, window, have, candidates in zip(requests, windows, done, found, strict=True):
+        for request, asked, have, candidates in zip(requests, windows, done, found, strict=True):
             if request is not None:
-                request.candidates, request.asked = tuple(candidates), window > 0
+                request.candidates, request.asked = tuple(candidates), asked > 0
             warm = request is None or have >= request.warmup
             cut = [candidate.cut(settings.confidence_thresh) for candidate in candidates]
             issued.append([candidate for candidate in cut if candidate.draft.tokens] if warm else [])
-        return plan_round(issued, self.costs.seconds, settings.max_parallel, settings.adaptive)
+        return plan_round(issued, self.costs.seconds, min(settings.max_parallel, branches), settings.adaptive)
+
+    def draft_ahead(
+        self, requests: Sequence[RequestSpeculation | None], verified: Sequence[Sequence[Draft]]
+    ) -> Ahead | None:
+        """With `double_buffer`, let the first drafter go on behind the first branches while they are verified."""
+        if not self.settings.double_buffer or not self.drafters or not all(requests):
+            return None
+        name, drafter = next(iter(self.drafters.items()))
+        first = [branches[0] for branches in verified]
+        if not any(draft.tokens and draft.drafter == name for draft in first):
+            return None
+        states = [request.states[name] for request in requests if request is not None]
+        return Ahead(drafter, states, first, self.settings.window_size)
+
+    def _draft(self, requests: Sequence[RequestSpeculation | None], windows: Sequence[int]) -> list[list[Candidate]]:
+        """What each drafter proposes for the requests with a window, and what became of such claims."""
+        found: list[list[Candidate]] = [[] for _ in requests]
+        for place, (name, drafter) in enumerate(self.drafters.items()):
+            began = time.perf_counter()
+            asked: list[tuple[int, DraftState]] = []
+            drafts: list[tuple[int, Draft]] = []
+            for number, (request, window) in enumerate(zip(requests, windows, strict=True)):
+                if request is None or not window:
+                    continue
+                if place == 0 and request.ahead is not None:
+                    drafts.append((number, request.ahead.cut(window)))
+                else:
+                    asked.append((number, request.states[name]))
+            if asked:
+                wanted = [windows[number] for number, _ in asked]
+                proposed = drafter.propose([state for _, state in asked], wanted, self.settings.confidence_thresh)
+                drafts += zip([number for number, _ in asked], proposed, strict=True)
+                self.costs.observe_drafting(name, time.perf_counter() - began)
+            for number, draft in drafts:
+                if draft.tokens:
+                    chances = self._calibrations[draft.drafter].cumulative(draft.confidences)
+                    found[number].append(Candidate(draft, tuple(chances)))
+        return found
 
     def learn(self, request: RequestSpeculation, tokens: Sequence[int]) -> None:
         """Compare all that was drafted for a round, verified or not, with the tokens that came."""
