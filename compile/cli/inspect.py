@@ -49,8 +49,8 @@ def show(bundle: Bundle, console: Console) -> None:
     if (predictor := manifest.predictor) is not None:
         shares = ", ".join(f"{share:.2f}" for share in predictor.acceptance)
         console.print(
-            f"predictor: {predictor.own_parameters / 1e6:.1f} M parameters of its own, {predictor.slice} tokens, window "
-            f"{predictor.window}; accepted by position {shares}; calibration error {predictor.ece:.3f}"
+            f"predictor: {predictor.own_parameters / 1e6:.1f} M parameters of its own, {predictor.slice} tokens, "
+            f"window {predictor.window}; accepted by position {shares}; calibration error {predictor.ece:.3f}"
         )
     for target, build in manifest.targets.items():
         console.print(f"\n{target}: {versions(build.versions)}", style="bold")

@@ -1,7 +1,7 @@
 """Batches of a training: some answers, all their places, and what should be drafted from each."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -33,6 +33,10 @@ class Goal:
     hidden: Tensor
     plan: Tensor
     final: Tensor
+
+    def take(self, rows: Tensor) -> "Goal":
+        """The same of some places."""
+        return Goal(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ class ImageAttention(nn.Module):
     def __init__(self, hidden: int, state: int, heads: int, head_width: int) -> None:
         super().__init__()
         width = heads * head_width
-        self.heads = heads
+        self.heads, self.head_width = heads, head_width
         self.query = nn.Linear(state, width)
         self.keys = nn.Linear(hidden, width, bias=False)
         self.place = nn.Linear(2 * len(_FREQUENCIES), width, bias=False)
@@ -28,9 +28,9 @@ class ImageAttention(nn.Module):
     def forward(self, fused: Tensor, memory: Tensor, lengths: Tensor) -> Tensor:
         """The image vector [rows, state] for `fused` [rows, state] from the first `lengths` [rows] rows of `memory`
         [rows, features, 2 * heads * head_width]; zero where there are none."""
-        query = self.query(fused).view(len(fused), self.heads, 1, -1)
-        keys, values = memory.view(*memory.shape[:2], 2, self.heads, -1).permute(2, 0, 3, 1, 4)
-        scores = (query @ keys.transpose(-1, -2)) * keys.shape[-1] ** -0.5
+        query = self.query(fused).view(fused.shape[0], self.heads, 1, self.head_width)
+        keys, values = memory.view(*memory.shape[:2], 2, self.heads, self.head_width).permute(2, 0, 3, 1, 4)
+        scores = (query @ keys.transpose(-1, -2)) * self.head_width**-0.5
         present = torch.arange(memory.shape[1]) < lengths[:, None]
         weights = scores.masked_fill(~present[:, None, None], -1e9).softmax(-1)
         found: Tensor = self.out((weights @ values).flatten(1))

@@ -11,10 +11,12 @@ from .batches import Batch, Goal
 from .model import Predictor, Step
 from .settings import Training
 
+_DECAY = 0.8
+
 
 @dataclass(frozen=True)
 class Unrolled:
-    """One step of the window at every place.
+    """One step of the window at the places that are left.
 
     `hit`: bool [places], whether its token is the target's; `reached`: whether the answer goes on so far and all
     tokens before were the target's.
@@ -26,42 +28,45 @@ class Unrolled:
     reached: Tensor
 
 
-def unroll(predictor: Predictor, batch: Batch, *, gradient_checkpointing: bool = False) -> list[Unrolled]:
-    """Draft a window from every place.
+def unroll(
+    predictor: Predictor, batch: Batch, *, astray: float = 0.0, gradient_checkpointing: bool = False
+) -> list[Unrolled]:
+    """Draft a window from every place, reading its own foreseen hidden states and its own tokens.
 
-    Steps read their own foreseen hidden states, and the target's tokens: a draft counts only where all tokens before
-    were right, and there the predictor's own tokens are the target's.
+    A place is left when its draft goes wrong, for what follows is never accepted. A share `astray` of such places goes
+    on, at random, with the target's token instead of the wrong one.
     """
-    rows = len(batch.token)
-    memory, lengths = batch.features, batch.lengths[batch.request]
-    if predictor.image is not None:
-        memory = predictor.image.remember(batch.features, batch.lengths)[batch.request]
-    state, hidden, token = batch.hidden.new_zeros(rows, predictor.shape.state), batch.hidden, batch.token
-    reached = torch.ones(rows, dtype=torch.bool)
+    request, state = batch.request, batch.hidden.new_zeros(len(batch.token), predictor.shape.state)
+    hidden, token, rows = batch.hidden, batch.token, torch.arange(len(batch.token))
+    memory = batch.features if predictor.image is None else predictor.image.remember(batch.features, batch.lengths)
+    right = torch.ones(len(token), dtype=torch.bool)
     steps = []
-    for goal in batch.goals:
+    for goals in batch.goals:
+        left = goals.exists[rows] & (right | (torch.rand(len(rows)) < astray))
+        rows, right = rows[left], right[left]
+        goal, owner = goals.take(rows), request[rows]
+        inputs = (state[left], hidden[left], token[left], memory[owner], batch.lengths[owner])
         if gradient_checkpointing:
-            found = Step(*checkpoint(predictor.step, state, hidden, token, memory, lengths, use_reentrant=False))
+            found = Step(*checkpoint(predictor.step, *inputs, use_reentrant=False))
         else:
-            found = predictor.step(state, hidden, token, memory, lengths)
-        reached = reached & goal.exists
-        hit = (found.logits.argmax(-1) == goal.token) & goal.exists
-        steps.append(Unrolled(found, goal, hit, reached))
-        state, hidden = found.state, found.hidden
-        if predictor.shape.form == "recurrent":
-            token = goal.full
-        reached = reached & hit
+            found = predictor.step(*inputs)
+        hit = found.logits.argmax(-1) == goal.token
+        steps.append(Unrolled(found, goal, hit, right))
+        state, hidden, right = found.state, found.hidden, right & hit
+        token = goal.full if predictor.shape.form == "recurrent" else inputs[2]
     return steps
 
 
 def compute_loss(predictor: Predictor, batch: Batch, training: Training) -> Tensor:
-    """Cross-entropy + divergence from the target's 20 best + squared error of the hidden state, over the window; and
-    for the confidence and the work plan, which pass no gradient on, binary cross-entropy."""
-    total = torch.zeros(())
-    for unrolled in unroll(predictor, batch, gradient_checkpointing=training.gradient_checkpointing):
-        total = total + _token_loss(unrolled) + training.hidden_weight * _hidden_loss(unrolled)
-        total = total + _judgement_loss(unrolled)
-    return total / len(batch.goals)
+    """Cross-entropy + divergence from the target's 20 best + squared error of the hidden state, over the window, later
+    steps counting less; and for the confidence and the work plan, which pass no gradient on, binary cross-entropy."""
+    total, weights = torch.zeros(()), 0.0
+    steps = unroll(predictor, batch, astray=training.astray, gradient_checkpointing=training.gradient_checkpointing)
+    for depth, unrolled in enumerate(steps):
+        weight = _DECAY**depth
+        loss = _token_loss(unrolled) + training.hidden_weight * _hidden_loss(unrolled) + _judgement_loss(unrolled)
+        total, weights = total + weight * loss, weights + weight
+    return total / weights
 
 
 def plan_labels(unrolled: Unrolled) -> Tensor:
@@ -73,18 +78,18 @@ def plan_labels(unrolled: Unrolled) -> Tensor:
 
 def _token_loss(unrolled: Unrolled) -> Tensor:
     goal, logs = unrolled.goal, unrolled.step.logits.log_softmax(-1)
-    known = goal.exists & (goal.token >= 0)
+    known = goal.token >= 0
     chosen = -logs.gather(1, goal.token.clamp(min=0)[:, None])[:, 0]
     inside = goal.best >= 0
     weights = goal.odds.masked_fill(~inside, -1e9).softmax(-1) * inside
     divergence = (weights * (torch.log(weights.clamp(min=1e-9)) - logs.gather(1, goal.best.clamp(min=0)))).sum(-1)
-    return _mean(chosen, known) + _mean(divergence, goal.exists & inside.any(-1))
+    return _mean(chosen, known) + _mean(divergence, inside.any(-1))
 
 
 def _hidden_loss(unrolled: Unrolled) -> Tensor:
     wanted = unrolled.goal.hidden
     error = (unrolled.step.hidden - wanted).square().mean(-1) / wanted.square().mean(-1).clamp(min=1e-6)
-    return _mean(error, unrolled.goal.exists)
+    return _mean(error, torch.ones_like(unrolled.reached))
 
 
 def _judgement_loss(unrolled: Unrolled) -> Tensor:

@@ -85,7 +85,10 @@ def _read(folder: Path, where: str, line: str) -> Request:
         value = json.loads(line)
     except (ValueError, RecursionError) as fault:
         raise ConfigError(f"{where}: not valid JSON ({fault})") from None
-    entry = decode(Entry, value, where)
+    try:
+        entry = decode(Entry, value, where)
+    except ConfigError as fault:
+        raise ConfigError(str(fault) if str(fault).startswith(where) else f"{where}: {fault}") from None
     images = tuple(folder / name for name in entry.images)
     for path in images:
         if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):

@@ -41,15 +41,17 @@ class Training:
 
     `epochs`: passes over the traces. `batch`: answers per step. `learning_rate`: the highest, after a warm-up of a
     twentieth of all steps; it falls to zero along a cosine. `dropout`: of the fused input. `hidden_weight`: of the
-    squared error of the foreseen hidden state beside the losses of the token. `max_new_tokens`: longest answer traced.
+    squared error of the foreseen hidden state beside the losses of the token. `astray`: share of the places whose draft
+    went wrong that are trained further. `max_new_tokens`: longest answer traced.
     `gradient_checkpointing`: hold one step's activations of the window at a time and compute the others again.
     """
 
     epochs: int = 12
-    batch: int = 32
+    batch: int = 16
     learning_rate: float = 2e-3
-    dropout: float = 0.1
+    dropout: float = 0.05
     hidden_weight: float = 0.5
+    astray: float = 0.2
     max_new_tokens: int = 256
     seed: int = 0
     gradient_checkpointing: bool = False
@@ -60,6 +62,7 @@ class Training:
         _check_range("learning_rate", self.learning_rate, 1e-9, 1)
         _check_range("dropout", self.dropout, 0, 0.9)
         _check_range("hidden_weight", self.hidden_weight, 0, 1000)
+        _check_range("astray", self.astray, 0, 1)
         _check_range("max_new_tokens", self.max_new_tokens, 2, 1 << 20)
 
 
