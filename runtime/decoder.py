@@ -1,5 +1,6 @@
 """The decoder engine and its cache: one forward pass over ragged rows, lengths that move forward and back."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +15,8 @@ from ..engines.manifest import ModelEntry
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 Hidden = NDArray[np.float32]
-CAPACITY_STEP = 64
+CAPACITY_STEP = 128
+KEPT = 2
 EVEN_ABOVE = 32
 
 
@@ -42,6 +44,8 @@ class Decoder:
         self.engine, self.model, self.min_width = engine, model, min_width
         self.has_vision = "image_features" in engine.inputs
         self._no_features = engine.allocate((1, model.hidden), np.float32)
+        self._free: list[Cache] = []
+        self._lock = threading.Lock()
 
     def pad(self, width: int) -> int:
         """The width of a pass that holds `width` tokens: at least the engine's minimal one, and even.
@@ -52,16 +56,27 @@ class Decoder:
         return wide + wide % 2 if wide > EVEN_ABOVE else wide
 
     def open(self, rows: int, tokens: int) -> "Cache":
-        """A cache for `rows` sequences of at most `tokens` tokens each."""
-        return Cache(self, rows, tokens)
+        """A cache for `rows` sequences of at most `tokens` tokens; a closed one, with its bindings, where it fits."""
+        capacity = -(-self.pad(tokens + self.min_width) // CAPACITY_STEP) * CAPACITY_STEP
+        with self._lock:
+            for cache in self._free:
+                if len(cache.lengths) == rows and capacity <= cache.capacity <= 2 * capacity:
+                    self._free.remove(cache)
+                    return cache
+        return Cache(self, rows, capacity)
+
+    def close(self, cache: "Cache") -> None:
+        """`cache` is not needed any more; the last ones are kept for requests to come."""
+        cache.lengths[:] = 0
+        with self._lock:
+            self._free = [cache, *self._free][:KEPT]
 
 
 class Cache:
     """K and V of up to `rows` sequences in buffers of fixed capacity; `lengths` int64 [rows] says how much is live."""
 
-    def __init__(self, decoder: Decoder, rows: int, tokens: int) -> None:
+    def __init__(self, decoder: Decoder, rows: int, capacity: int) -> None:
         self._decoder = decoder
-        capacity = -(-decoder.pad(tokens + decoder.min_width) // CAPACITY_STEP) * CAPACITY_STEP
         self.lengths = np.zeros(rows, np.int64)
         self.capacity = capacity
         model, engine = decoder.model, decoder.engine

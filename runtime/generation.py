@@ -44,6 +44,7 @@ def generate(engines: Engines, rows: Sequence[Row], journal: Journal | None = No
         for row in rows:
             if row.finish is None:
                 row.end("cancelled")
+        engines.decoder.close(cache)
 
 
 def score(engines: Engines, row: Row, answer: Sequence[int]) -> Logits:
@@ -54,6 +55,7 @@ def score(engines: Engines, row: Row, answer: Sequence[int]) -> Logits:
     for index, token in enumerate(answer):
         position = np.full((3, 1, 1) if mrope else (1, 1), row.prompt.next_position + index)
         logits = cache.forward(np.array([[token]]), position, np.array([1])).logits[0]
+    engines.decoder.close(cache)
     return logits.copy()
 
 

@@ -78,7 +78,7 @@ class Rounds:
         if ahead is not None:
             ahead.wait()
         verified = time.perf_counter()
-        pieces, emitted = [], []
+        pieces, emitted, winners = [], [], []
         for slot, row in enumerate(active):
             acceptance = _accept(row, branches[slot], output, self._speculator)
             taken = row.commit(acceptance.tokens, output.hidden[branches[slot][acceptance.branch].row])
@@ -87,6 +87,8 @@ class Rounds:
                 row.speculation.ahead = ahead.next(slot, taken.tokens) if ahead is not None else None
             pieces.append((row, taken.text))
             emitted.append(len(taken.tokens))
+            winners.append((branches[slot][acceptance.branch].draft.drafter, len(taken.tokens) - 1))
+        self._speculator.appraise(plan, winners, verified - drafted)
         clock = Clock(rows, width, drafted - began, verified - drafted, time.perf_counter() - verified)
         self._learn(plan, clock, emitted)
         self._number += 1
@@ -168,6 +170,8 @@ class Rounds:
             request.statistics.plain_seconds += count * plain / rows
             request.statistics.foreseen_plain_seconds += plan.expected / rows * plain / rows
             request.statistics.foreseen_seconds += plan.seconds / rows
+            for name in plan.drafting if request.asked else ():
+                request.statistics.drafter(name).asked += 1
             self._speculator.learn(request, row.tokens[-count:])
             request.pause = max(request.pause - count, 0)
             if request.asked and (pause := request.judge(clock.total, count * (plain + clock.commit))):

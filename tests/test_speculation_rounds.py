@@ -130,9 +130,9 @@ def test_a_drafter_that_is_always_wrong_is_given_up():
         for width in range(1, 10):
             speculator.costs._measured[1, width] = 1e-9 * width
         stats = vlm.generate(prompt=PROMPTS[0], max_new_tokens=200).stats.speculation
-    assert stats.fallbacks >= 2
-    assert stats.plain > 0.6 * stats.rounds
     assert stats.accepted == 0
+    assert stats.plain > 0.6 * stats.rounds > 60
+    assert stats.drafters["wrong-0"].asked < 0.3 * stats.rounds
 
 
 def test_warm_up_decodes_plainly_and_gathers_statistics():

@@ -9,7 +9,7 @@ _OUTLIER = 3.0
 
 
 class Costs:
-    """Seconds of passes and of drafting.
+    """Seconds of passes.
 
     `table`: milliseconds by width of one row, from the manifest; `min_width`: what narrower passes are padded to.
     """
@@ -18,10 +18,11 @@ class Costs:
         self._min_width = min_width
         pairs = sorted((int(width), cost / 1e3) for width, cost in table.items())
         self._widths = [width for width, _ in pairs] or [1, 16]
-        self._seconds = [seconds for _, seconds in pairs] or [1e-3, 1e-3]
+        # A pass costs no less than a narrower one: what says otherwise was a busy moment of the machine.
+        seconds = [seconds for _, seconds in pairs] or [1e-3, 1e-3]
+        self._seconds = [min(seconds[index:]) for index in range(len(seconds))]
         self._scale = 1.0
         self._measured: dict[tuple[int, int], float] = {}
-        self._drafting: dict[str, float] = {}
 
     def seconds(self, rows: int, width: int) -> float:
         """Seconds of a pass over `rows` sequences of `width` tokens."""
@@ -35,15 +36,6 @@ class Costs:
         self._measured[rows, width] = expected + SMOOTHING * (seconds - expected)
         prior = self._prior(rows, width)
         self._scale += SMOOTHING * (seconds / prior - self._scale) if prior else 0.0
-
-    def drafting(self, drafter: str) -> float:
-        """Seconds of one proposal of `drafter`; 0 while unknown."""
-        return self._drafting.get(drafter, 0.0)
-
-    def observe_drafting(self, drafter: str, seconds: float) -> None:
-        """A proposal took so long."""
-        known = self._drafting.get(drafter, seconds)
-        self._drafting[drafter] = known + SMOOTHING * (min(seconds, _OUTLIER * known) - known)
 
     def _prior(self, rows: int, width: int) -> float:
         """The build's curve, straight between its points and beyond the last ones."""

@@ -11,7 +11,7 @@ from .drafter import Draft, DraftState, Floats
 from .suffix_tree import Cursor, SuffixTree, follow
 
 NAME = "lookup"
-CONTEXT = 16
+CONTEXT = 8
 
 
 class History:

@@ -1,7 +1,7 @@
 """How wide the next round is: the window and the branches that give the most tokens per second."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from .drafter import Draft
 from .prefix import agreement
@@ -30,11 +30,12 @@ class Candidate:
 @dataclass(frozen=True)
 class Plan:
     """One round: the branches of each request (none: a plain step), the tokens that it should emit for all of them,
-    and the seconds that its pass should take."""
+    and the seconds that its pass should take; `drafting`: seconds that each drafter took for it."""
 
     branches: tuple[tuple[Draft, ...], ...]
     expected: float
     seconds: float
+    drafting: Mapping[str, float] = field(default_factory=dict)
 
 
 def plan_round(candidates: Sequence[Sequence[Candidate]], seconds: Seconds, max_parallel: int, adaptive: bool) -> Plan:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...engines.schema import decode, encode
@@ -18,6 +18,7 @@ from .policy import Candidate, Plan, plan_round
 from .prefix import agreement
 from .settings import Speculation
 from .statistics import SpeculationStatistics
+from .worth import Worth
 
 PATIENCE = 12
 FADE = 0.95
@@ -85,6 +86,7 @@ class Speculator:
         self.history = history
         self.totals = SpeculationStatistics()
         self._calibrations: dict[str, Calibration] = defaultdict(Calibration)
+        self._worths: dict[str, Worth] = defaultdict(Worth)
         self._lock = threading.Lock()
 
     def configure(self, **changes: Any) -> None:
@@ -115,15 +117,17 @@ class Speculator:
             # The token after a draft comes for nothing, so a draft of all that is left would waste its last one.
             most = min(settings.window_size, window, left - 1) if live else 0
             windows.append(min(most, 1) if request is not None and have < request.warmup else most)
-        found = self._draft(requests, windows)
+        found, drafting = self._draft(requests, windows)
         issued: list[list[Candidate]] = []
+        warm = True
         for request, asked, have, candidates in zip(requests, windows, done, found, strict=True):
             if request is not None:
-                request.candidates, request.asked = tuple(candidates), asked > 0
-            warm = request is None or have >= request.warmup
+                warm = have >= request.warmup
+                request.candidates, request.asked = tuple(candidates), warm and asked > 0 and bool(drafting)
             cut = [candidate.cut(settings.confidence_thresh) for candidate in candidates]
             issued.append([candidate for candidate in cut if candidate.draft.tokens] if warm else [])
-        return plan_round(issued, self.costs.seconds, min(settings.max_parallel, branches), settings.adaptive)
+        plan = plan_round(issued, self.costs.seconds, min(settings.max_parallel, branches), settings.adaptive)
+        return replace(plan, drafting=drafting if warm else {})
 
     def draft_ahead(
         self, requests: Sequence[RequestSpeculation | None], verified: Sequence[Sequence[Draft]]
@@ -138,10 +142,15 @@ class Speculator:
         states = [request.states[name] for request in requests if request is not None]
         return Ahead(drafter, states, first, self.settings.window_size)
 
-    def _draft(self, requests: Sequence[RequestSpeculation | None], windows: Sequence[int]) -> list[list[Candidate]]:
-        """What each drafter proposes for the requests with a window, and what became of such claims."""
+    def _draft(
+        self, requests: Sequence[RequestSpeculation | None], windows: Sequence[int]
+    ) -> tuple[list[list[Candidate]], dict[str, float]]:
+        """What each drafter proposes for the requests with a window, with chances; and the seconds each one took."""
         found: list[list[Candidate]] = [[] for _ in requests]
-        for place, (name, drafter) in enumerate(self.drafters.items()):
+        drafting: dict[str, float] = {}
+        for place, (name, drafter) in enumerate(self.drafters.items() if any(windows) else ()):
+            if self.settings.adaptive and not self._worths[name].due():
+                continue
             began = time.perf_counter()
             asked: list[tuple[int, DraftState]] = []
             drafts: list[tuple[int, Draft]] = []
@@ -156,12 +165,12 @@ class Speculator:
                 wanted = [windows[number] for number, _ in asked]
                 proposed = drafter.propose([state for _, state in asked], wanted, self.settings.confidence_thresh)
                 drafts += zip([number for number, _ in asked], proposed, strict=True)
-                self.costs.observe_drafting(name, time.perf_counter() - began)
             for number, draft in drafts:
                 if draft.tokens:
                     chances = self._calibrations[draft.drafter].cumulative(draft.confidences)
                     found[number].append(Candidate(draft, tuple(chances)))
-        return found
+            drafting[name] = time.perf_counter() - began
+        return found, drafting
 
     def learn(self, request: RequestSpeculation, tokens: Sequence[int]) -> None:
         """Compare all that was drafted for a round, verified or not, with the tokens that came."""
@@ -170,6 +179,19 @@ class Speculator:
             hits = agreement(draft.tokens, tokens)
             trials = min(hits + 1, len(draft.tokens), len(tokens))
             self._calibrations[draft.drafter].learn(draft.confidences, hits, trials)
+
+    def appraise(self, plan: Plan, winners: Sequence[tuple[str, int]], seconds: float) -> None:
+        """What each drafter saved in a round whose pass took `seconds`.
+
+        `winners`: for each request the drafter of the best branch and its accepted tokens. What the pass took beyond a
+        plain one is shared among the drafters of its branches.
+        """
+        plain = self.costs.seconds(len(winners), 1)
+        issued = {draft.drafter for branches in plan.branches for draft in branches}
+        for name, drafting in plan.drafting.items():
+            gained = sum(accepted for drafter, accepted in winners if drafter == name) * plain / len(winners)
+            extra = max(seconds - plain, 0.0) / len(issued) if name in issued else 0.0
+            self._worths[name].learn(gained - extra - drafting)
 
     def close(self, request: RequestSpeculation, tokens: Sequence[int]) -> None:
         """A request has ended with this answer."""

@@ -28,7 +28,7 @@ class Node:
 class SuffixTree:
     """Every run of up to `depth` tokens that was added, with its count. `size` counts the tokens added."""
 
-    def __init__(self, depth: int = 16) -> None:
+    def __init__(self, depth: int = 8) -> None:
         self.depth, self.size = depth, 0
         self.root = Node()
 
