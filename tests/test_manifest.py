@@ -14,6 +14,7 @@ from speceyes.engines.manifest import (
     FileEntry,
     Manifest,
     ModelEntry,
+    PredictorEntry,
     Provenance,
     TargetEntry,
     check_path,
@@ -59,6 +60,7 @@ SAMPLE = Manifest(
         )
     },
     files=(FileEntry("engines/onnxruntime-cpu/decoder.onnx", 10, HASH), FileEntry("processing.json", 3, HASH)),
+    predictor=PredictorEntry(3, 40, 5000, 900, HASH, HASH, (0.5, 0.4, 0.3), 0.02, {}, {}),
 )
 
 
@@ -140,7 +142,7 @@ def test_a_replaced_value(at: tuple[Any, ...], value: Any) -> None:
 
 
 OPTIONAL = {"min_width", "options", "cost_ms", "accuracy", "format", "version", "hidden_taps"}
-OPTIONAL |= {"image_token_id", "bos_token_id", "pad_token_id"}
+OPTIONAL |= {"image_token_id", "bos_token_id", "pad_token_id", "predictor"}
 NAMED_BY_USER = ("versions", "cost_ms", "accuracy", "options")
 
 

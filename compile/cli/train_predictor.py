@@ -79,16 +79,25 @@ def command(
 
 
 class Bars:
-    """A bar for each stage, on stderr."""
+    """A bar for each stage, on stderr; where that is no terminal, a line for each tenth."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._tasks: dict[str, Any] = {}
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
+        if not self._progress.console.is_terminal:
+            self._say(stage, done, total, note)
+            return
         if stage not in self._tasks:
             self._tasks[stage] = self._progress.add_task(stage, total=total, note="")
         self._progress.update(self._tasks[stage], completed=done, note=note)
+
+    def _say(self, stage: str, done: int, total: int, note: str) -> None:
+        tenth = 10 * done // total
+        if self._tasks.get(stage, 0) < tenth:
+            self._tasks[stage] = tenth
+            self._progress.console.print(f"{stage:20} {done} of {total}  {note}")
 
 
 @contextlib.contextmanager

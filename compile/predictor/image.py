@@ -25,16 +25,26 @@ class ImageAttention(nn.Module):
         places = self.place(torch.cat([angles.sin(), angles.cos()], -1))
         return torch.cat([self.keys(features) + places, self.values(features)], -1)
 
-    def forward(self, fused: Tensor, memory: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, fused: Tensor, memory: Tensor, lengths: Tensor, owner: Tensor | None = None) -> Tensor:
         """The image vector [rows, state] for `fused` [rows, state] from the first `lengths` [rows] rows of `memory`
-        [rows, features, 2 * heads * head_width]; zero where there are none."""
-        query = self.query(fused).view(fused.shape[0], self.heads, 1, self.head_width)
+        [rows, features, 2 * heads * head_width]; zero where there are none.
+
+        With `owner` int64 [rows], ascending, memory and lengths are those of requests, and owner says whose a row is:
+        the queries of a request then share its keys, which training needs to be quick.
+        """
+        query = self.query(fused).view(fused.shape[0], 1, self.heads, self.head_width)
+        if owner is not None:
+            slot = torch.arange(len(owner)) - torch.searchsorted(owner, owner)
+            padded = query.new_zeros(len(memory), int(slot.max()) + 1 if len(slot) else 1, *query.shape[2:])
+            query = padded.index_put((owner, slot), query[:, 0])
         keys, values = memory.view(*memory.shape[:2], 2, self.heads, self.head_width).permute(2, 0, 3, 1, 4)
-        scores = (query @ keys.transpose(-1, -2)) * self.head_width**-0.5
+        scores = (query.transpose(1, 2) @ keys.transpose(-1, -2)) * self.head_width**-0.5
         present = torch.arange(memory.shape[1]) < lengths[:, None]
         weights = scores.masked_fill(~present[:, None, None], -1e9).softmax(-1)
-        found: Tensor = self.out((weights @ values).flatten(1))
-        return found * (lengths > 0)[:, None]
+        found = (weights @ values).transpose(1, 2)
+        vector: Tensor = self.out((found[:, 0] if owner is None else found[owner, slot]).flatten(1))
+        some = lengths > 0 if owner is None else lengths[owner] > 0
+        return vector * some[:, None]
 
 
 class ImageMean(nn.Module):
@@ -50,6 +60,7 @@ class ImageMean(nn.Module):
         mean: Tensor = self.out(features.sum(-2, keepdim=True) / count)
         return mean
 
-    def forward(self, fused: Tensor, memory: Tensor, lengths: Tensor) -> Tensor:
-        """The same vector at every step."""
-        return memory.sum(1)
+    def forward(self, fused: Tensor, memory: Tensor, lengths: Tensor, owner: Tensor | None = None) -> Tensor:
+        """The same vector at every step; arguments as for ImageAttention."""
+        vector = memory.sum(1)
+        return vector if owner is None else vector[owner]

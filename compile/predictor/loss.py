@@ -11,8 +11,6 @@ from .batches import Batch, Goal
 from .model import Predictor, Step
 from .settings import Training
 
-_DECAY = 0.8
-
 
 @dataclass(frozen=True)
 class Unrolled:
@@ -44,8 +42,8 @@ def unroll(
     for goals in batch.goals:
         left = goals.exists[rows] & (right | (torch.rand(len(rows)) < astray))
         rows, right = rows[left], right[left]
-        goal, owner = goals.take(rows), request[rows]
-        inputs = (state[left], hidden[left], token[left], memory[owner], batch.lengths[owner])
+        goal = goals.take(rows)
+        inputs = (state[left], hidden[left], token[left], memory, batch.lengths, request[rows])
         if gradient_checkpointing:
             found = Step(*checkpoint(predictor.step, *inputs, use_reentrant=False))
         else:
@@ -58,15 +56,13 @@ def unroll(
 
 
 def compute_loss(predictor: Predictor, batch: Batch, training: Training) -> Tensor:
-    """Cross-entropy + divergence from the target's 20 best + squared error of the hidden state, over the window, later
-    steps counting less; and for the confidence and the work plan, which pass no gradient on, binary cross-entropy."""
-    total, weights = torch.zeros(()), 0.0
+    """Cross-entropy + divergence from the target's 20 best + squared error of the hidden state, over the window; and
+    for the confidence and the work plan, which pass no gradient on, binary cross-entropy."""
     steps = unroll(predictor, batch, astray=training.astray, gradient_checkpointing=training.gradient_checkpointing)
-    for depth, unrolled in enumerate(steps):
-        weight = _DECAY**depth
-        loss = _token_loss(unrolled) + training.hidden_weight * _hidden_loss(unrolled) + _judgement_loss(unrolled)
-        total, weights = total + weight * loss, weights + weight
-    return total / weights
+    total = torch.zeros(())
+    for step in steps:
+        total = total + _token_loss(step) + training.hidden_weight * _hidden_loss(step) + _judgement_loss(step)
+    return total / len(steps)
 
 
 def plan_labels(unrolled: Unrolled) -> Tensor:

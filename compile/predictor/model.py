@@ -78,14 +78,16 @@ class Predictor(nn.Module):
         projected: Tensor = self.token(embedding[rows[token]])
         return projected
 
-    def step(self, state: Tensor, hidden: Tensor, token: Tensor, memory: Tensor, lengths: Tensor) -> Step:
+    def step(
+        self, state: Tensor, hidden: Tensor, token: Tensor, memory: Tensor, lengths: Tensor, owner: Tensor | None = None
+    ) -> Step:
         """One drafted token. `state` [rows, state], zeros at first; `hidden` [rows, hidden]; `token` int64 [rows];
-        `memory` and `lengths` are those of ImageAttention, of any size where the target sees no images."""
+        `memory`, `lengths` and `owner` are those of ImageAttention, of any size where the target sees no images."""
         fused = self.embed(token)
         if self.hidden is not None:
             fused = fused + self.hidden(hidden)
         if self.image is not None:
-            fused = fused + self.image(fused, memory, lengths)
+            fused = fused + self.image(fused, memory, lengths, owner)
         fused = self.dropout(self.norm(fused))
         if self.gates is None:
             state = torch.tanh(fused)

@@ -47,11 +47,11 @@ class Training:
     """
 
     epochs: int = 12
-    batch: int = 16
+    batch: int = 8
     learning_rate: float = 2e-3
     dropout: float = 0.05
     hidden_weight: float = 0.5
-    astray: float = 0.2
+    astray: float = 1.0
     max_new_tokens: int = 256
     seed: int = 0
     gradient_checkpointing: bool = False
