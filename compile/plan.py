@@ -14,7 +14,12 @@ from .recipe import Recipe
 
 # Bytes per weight of a matrix, scales included.
 _MATRIX_BYTES = {"fp32": 4.0, "int8": 1.01, "int4": 0.57}
-_LIBRARIES = 1_200_000_000
+# From measured peaks, see docs/cli.md: the libraries with a traced graph, what a tokenizer takes for each byte of its
+# file, fp32 copies of the largest matrix while it is quantised, and a share that the allocator does not give back.
+_LIBRARIES = 600_000_000
+_TOKENIZER = 15
+_COPIES = {"fp32": 0.0, "int8": 2.5, "int4": 2.5}
+_SLACK = 1.2
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -41,18 +46,26 @@ class Plan:
 
 
 def make_plan(checkpoint: Checkpoint, recipe: Recipe) -> Plan:
-    """Count parameters on a model without storage and estimate sizes; nothing is loaded."""
+    """Count parameters on a model without storage and estimate sizes; nothing is loaded.
+
+    The peak falls on one of two stages: lowering, where the largest matrix is copied beside the fp32 model, or running
+    the engines beside it, whose weights are then in memory twice, as the file and in the order that kernels read.
+    """
     parts = {}
+    copies = 0.0
     for part, module_parameters in _parameters(checkpoint).items():
         precision = getattr(recipe.precision, part)
         matrices = sum(size for size, is_matrix in module_parameters if is_matrix)
         total = sum(size for size, _ in module_parameters)
         parts[part] = PartPlan(precision, total, int(matrices * _MATRIX_BYTES[precision] + 4 * (total - matrices)))
+        largest = max((4 * size for size, is_matrix in module_parameters if is_matrix), default=0)
+        copies = max(copies, largest * _COPIES[precision])
     weights = sum(part.fp32_bytes for part in parts.values())
-    largest = max(part.fp32_bytes for part in parts.values())
     engines = sum(part.engine_bytes for part in parts.values())
     graphs = weights if recipe.keep_graphs else 0
-    return Plan(parts, memory=_LIBRARIES + weights + largest + engines, disk=engines + graphs + 50_000_000)
+    running = engines + _TOKENIZER * _size(checkpoint.folder / "tokenizer.json")
+    memory = int(_SLACK * (_LIBRARIES + weights + engines + max(running, copies)))
+    return Plan(parts, memory=memory, disk=engines + graphs + 50_000_000)
 
 
 def check_plan(plan: Plan, out: Path) -> None:
@@ -84,6 +97,10 @@ def available_memory() -> int:
     except (OSError, ValueError, KeyError):
         pass
     return available
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _parameters(checkpoint: Checkpoint) -> dict[str, list[tuple[int, bool]]]:

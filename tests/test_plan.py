@@ -1,5 +1,7 @@
 """The preflight: parameters counted without loading, and refusals that say how much is missing."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,28 @@ def test_smaller_weights_need_less() -> None:
     assert sizes[0] > 3 * sizes[1] and sizes[1] > 1.5 * sizes[2]
 
 
+def test_the_peak_counts_the_model_the_engines_twice_and_the_tokenizer() -> None:
+    recipe = make_recipe(assignments=["precision.decoder=fp32"])
+    plan = make_plan(open_checkpoint(checkpoint("llama")), recipe)
+    (decoder,) = plan.parts.values()
+    tokenizer = (checkpoint("llama") / "tokenizer.json").stat().st_size
+    expected = 1.2 * (600e6 + decoder.fp32_bytes + 2 * decoder.engine_bytes + 15 * tokenizer)
+    assert plan.memory == pytest.approx(expected, rel=1e-6)
+
+
+def test_quantising_a_large_vocabulary_sets_the_peak(tmp_path: Path) -> None:
+    """Two and a half copies of the head weigh more than a small decoder's engines."""
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "llama")
+    config = json.loads((folder / "config.json").read_text())
+    config["vocab_size"] = 1_000_000
+    (folder / "config.json").write_text(json.dumps(config))
+    plan = make_plan(open_checkpoint(folder), make_recipe())
+    head = 4 * 1_000_000 * config["hidden_size"]
+    (decoder,) = plan.parts.values()
+    expected = 1.2 * (600e6 + decoder.fp32_bytes + decoder.engine_bytes + 2.5 * head)
+    assert plan.memory == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_text_model_has_one_part() -> None:
     assert list(make_plan(open_checkpoint(checkpoint("llama")), make_recipe()).parts) == ["decoder"]
 
@@ -52,7 +76,7 @@ def test_lack_of_memory_or_disk_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
     out = tmp_path / "deep" / "folder" / "x.speceyes"
     check_plan(plan, out)
     monkeypatch.setattr(plans, "available_memory", lambda: plan.memory - 1)
-    with pytest.raises(ResourceError, match=r"memory: the build needs about 1\.2 GB, 1\.2 GB are available"):
+    with pytest.raises(ResourceError, match=r"memory: the build needs about 0\.7 GB, 0\.7 GB are available"):
         check_plan(plan, out)
     monkeypatch.setattr(plans, "available_memory", lambda: plan.memory)
     usage = type("Usage", (), {"free": plan.disk - 1})

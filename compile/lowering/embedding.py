@@ -38,5 +38,7 @@ def quantize_blocks(table: Floats) -> tuple[NDArray[np.uint8], Floats]:
     rows, hidden = table.shape
     blocks = table.reshape(rows, hidden // BLOCK, BLOCK)
     scale = (np.maximum(np.abs(blocks).max(axis=2), TINY) / 127).astype(np.float32)
-    integers = np.rint(blocks / scale[:, :, None]) + 128
-    return integers.astype(np.uint8).reshape(rows, hidden), scale
+    steps = blocks / scale[:, :, None]
+    np.rint(steps, out=steps)
+    steps += 128
+    return steps.astype(np.uint8).reshape(rows, hidden), scale

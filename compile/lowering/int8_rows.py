@@ -38,11 +38,18 @@ def quantize_channels(weight: Floats) -> tuple[NDArray[np.int8], Floats]:
     Processors without VNNI add the products of inputs 2j and 2j + 1 with an activation up to 255 in 16 saturating bits.
     The scale keeps the sum of such a pair within 128 (127 before rounding), so that every processor gets the exact sum.
     """
-    even, odd = weight[0::2], np.zeros_like(weight[0::2])
-    odd[: len(weight) // 2] = weight[1::2]
-    largest = np.maximum(np.abs(weight).max(axis=0), np.abs(even + odd).max(axis=0))
+    largest = np.maximum(_magnitude(weight), _magnitude(weight[:-1:2] + weight[1::2]))
     scale = (np.maximum(largest, TINY) / 127).astype(np.float32)
-    return np.rint(weight / scale).clip(-127, 127).astype(np.int8), scale
+    # No copy that can be spared: the head of 262,144 tokens by 640 is 671 MB.
+    steps = weight / scale
+    np.rint(steps, out=steps).clip(-127, 127, out=steps)
+    return steps.astype(np.int8), scale
+
+
+def _magnitude(weight: Floats) -> Floats:
+    """The largest magnitude of each column."""
+    magnitude: Floats = np.maximum(weight.max(axis=0, initial=0), -weight.min(axis=0, initial=0))
+    return magnitude
 
 
 def add_int8_weight(layer: Linear) -> tuple[ir.Value, ir.Value, ir.Value]:
