@@ -293,3 +293,17 @@ def test_weights_of_another_shape_are_named(copy: Path) -> None:
     wider = dataclasses.replace(artifact, shape=dataclasses.replace(artifact.shape, state=40))
     with pytest.raises(PredictorError, match=r"predictor\.safetensors does not fit config\.json"):
         wider.restore(open_checkpoint(checkpoint("idefics3")))
+
+
+def test_the_demo_renders_such_a_folder(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from speceyes.scripts.demo.requests import write
+
+    write(tmp_path / "one", 28, "test")
+    write(tmp_path / "again", 28, "test")
+    requests = read_requests(tmp_path / "one")
+    assert 28 < len(requests) <= 56
+    assert {len(request.images) for request in requests} == {1, 3}
+    assert hash_requests(requests) == hash_requests(read_requests(tmp_path / "again"))
+    write(tmp_path / "one", 28, "training")
+    assert hash_requests(read_requests(tmp_path / "one")) != hash_requests(requests)
