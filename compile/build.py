@@ -11,15 +11,18 @@ from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
+import yaml
 
 from .. import __version__
 from ..engines.bundle import Bundle, check_output, hash_file, seal, write_bundle
 from ..engines.engine import Engine
 from ..engines.manifest import EngineEntry, FileEntry, Manifest, ModelEntry, Provenance, TargetEntry
-from ..engines.schema import decode
+from ..engines.schema import decode, encode
 from ..engines.target import find_target
 from ..runtime.processing.golden import IMAGE_FILE
 from ..runtime.processing.processor import Processor
+from ..runtime.speculation.settings import FILE as SETTINGS_FILE
+from ..runtime.speculation.settings import read_settings
 from .check import Reference, check_decoder, check_vision, golden_prompt, make_reference, save_reference
 from .checkpoint import Checkpoint, open_checkpoint
 from .export import export_decoder, export_vision, save_graph
@@ -55,6 +58,7 @@ def prepare(checkpoint: str | os.PathLike[str], out: str | os.PathLike[str], rec
     """
     target = check_output(out)
     opened = open_checkpoint(os.fspath(checkpoint))
+    read_settings(recipe.settings)
     if recipe.predictor is not None:
         read_artifact(recipe.predictor).check_target(hash_checkpoint(opened.folder), opened.source)
     plan = make_plan(opened, recipe)
@@ -157,6 +161,9 @@ class _Pipeline:
     def write_processing(self) -> None:
         write_processing(self.checkpoint.folder, self.folder)
         (self.folder / "recipe.yaml").write_text(dump_recipe(self.recipe))
+        if self.recipe.settings is not None:
+            settings = yaml.safe_dump(encode(read_settings(self.recipe.settings)), sort_keys=False)
+            (self.folder / SETTINGS_FILE).write_text(settings)
 
     def compile_predictor(self) -> None:
         assert self.recipe.predictor is not None

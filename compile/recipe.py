@@ -108,13 +108,15 @@ class Measure:
 class Recipe:
     """How to compile a checkpoint. See docs/recipe.md.
 
-    `predictor`: the folder of a predictor trained for the checkpoint, or None.
+    `predictor`: the folder of a predictor trained for the checkpoint, or None. `settings`: a YAML file of speculation
+    and memory settings (docs/speculation.md) that the bundle is loaded with unless others are given, or None.
     """
 
     target: str = "onnxruntime-cpu"
     precision: Precision = field(default_factory=Precision)
     keep_graphs: bool = False
     predictor: str | None = None
+    settings: str | None = None
     check: Check = field(default_factory=Check)
     measure: Measure = field(default_factory=Measure)
 

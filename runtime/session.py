@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engines.bundle import Bundle
 from ..engines.errors import BundleError, ContextLengthError, RequestError
-from ..engines.manifest import EngineEntry, Manifest
+from ..engines.manifest import Manifest
 from ..engines.target import Target, choose_target
 from .decoder import Decoder, Logits
 from .generation import Engines, generate, score
@@ -18,9 +18,11 @@ from .results import Result
 from .row import Row
 from .speculation.drafter import Drafter
 from .speculation.journal import Journal
+from .speculation.lookup import NAME as LOOKUP
 from .speculation.lookup import History, LookupDrafter
 from .speculation.predictor import NAME as PREDICTOR
 from .speculation.predictor import PredictorDrafter
+from .speculation.settings import FILE as SETTINGS_FILE
 from .speculation.settings import Settings, read_settings
 from .speculation.speculator import Speculator
 from .speculation.statistics import SpeculationStatistics
@@ -87,13 +89,13 @@ class Model:
             part: target.load(bundle.path / entry.path, 1 if part.startswith(PREDICTOR) else threads, entry.options)
             for part, entry in entries.items()
         }
-        decoder: EngineEntry = entries["decoder"]
+        self._decoder = decoder = entries["decoder"]
         vision = self._loaded.get("vision")
         model = self.manifest.model
         self._engines = Engines(
             Decoder(self._loaded["decoder"], model, decoder.min_width),
             Vision(vision, model.hidden) if vision else None,
-            self._make_speculator(settings, decoder),
+            self.make_speculator(settings),
         )
 
     def generate(
@@ -159,6 +161,18 @@ class Model:
     def speculator(self, speculator: Speculator) -> None:
         self._engines = replace(self._engines, speculator=speculator)
 
+    def make_speculator(self, settings: Settings) -> Speculator:
+        """A speculator with the drafters that the bundle has and `settings` name, which has learned nothing yet."""
+        speculation, model = settings.speculation, self.manifest.model
+        history = History(speculation.past_outputs)
+        drafters: list[Drafter] = []
+        if PREDICTOR in speculation.drafters and PREDICTOR in self._loaded:
+            image = self._loaded.get(f"{PREDICTOR}_image")
+            drafters.append(PredictorDrafter(self._loaded[PREDICTOR], image, model))
+        if LOOKUP in speculation.drafters:
+            drafters.append(LookupDrafter(history))
+        return Speculator(speculation, drafters, self._decoder.cost_ms, self._decoder.min_width, history)
+
     @property
     def statistics(self) -> SpeculationStatistics:
         """What speculation did for all requests that have ended."""
@@ -190,17 +204,6 @@ class Model:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _make_speculator(self, settings: Settings, decoder: EngineEntry) -> Speculator:
-        speculation = settings.speculation
-        history = History(speculation.past_outputs)
-        drafters: list[Drafter] = []
-        if PREDICTOR in speculation.drafters and PREDICTOR in self._loaded:
-            image = self._loaded.get(f"{PREDICTOR}_image")
-            drafters.append(PredictorDrafter(self._loaded[PREDICTOR], image, self.manifest.model))
-        if "lookup" in speculation.drafters:
-            drafters.append(LookupDrafter(history))
-        return Speculator(speculation, drafters, decoder.cost_ms, decoder.min_width, history)
 
     def _row(self, request: Request) -> Row:
         began = time.perf_counter()
@@ -238,8 +241,11 @@ def load(
 
     `target`: one of the bundle's targets, the best that runs here when None. `threads`: cores to use, all when None.
     `verify`: hash every file first. `settings`: a YAML file, or a mapping, with the sections `speculation` and `memory`
-    (docs/speculation.md). Raises BundleError for a bad bundle, EngineError when no target runs here.
+    (docs/speculation.md); what it leaves out is as the bundle's own settings say.
+    Raises BundleError for a bad bundle, EngineError when no target runs here, ConfigError for bad settings.
     """
     opened = Bundle.open(bundle, verify=verify)
     chosen, passed_over = choose_target(opened, target)
-    return Model(opened, chosen, threads, passed_over, read_settings(settings))
+    own = opened.path / SETTINGS_FILE
+    base = read_settings(own) if own.exists() else None
+    return Model(opened, chosen, threads, passed_over, read_settings(settings, base))

@@ -376,3 +376,29 @@ def test_a_runtime_without_the_compiler_says_what_to_install(capsys: Capture) ->
 
     assert guard(fault) == 1
     assert "pip install 'PATH[compile]'" in capsys.readouterr().err
+
+
+def test_a_bundle_is_loaded_with_the_settings_it_was_built_with(capsys: Capture, tmp_path: Path) -> None:
+    own = tmp_path / "settings.yaml"
+    own.write_text("speculation: {window_size: 3, warmup_steps: 8}\nmemory: {cache_size: 64MB}\n")
+    out = tmp_path / "own.speceyes"
+    arguments = ["build", str(checkpoint("llama")), "-o", str(out), "--no-check", "--set", "measure.enabled=false"]
+    assert run([*arguments, "--precision", "fp32", "--settings", str(own)]) == 0
+    with speceyes.load(out, threads=1) as model:
+        assert (model.speculator.settings.window_size, model.speculator.settings.warmup_steps) == (3, 8)
+    with speceyes.load(out, threads=1, settings={"speculation": {"window_size": 1}}) as model:
+        assert (model.speculator.settings.window_size, model.speculator.settings.warmup_steps) == (1, 8)
+    own.write_text("speculation: {window_sise: 3}")
+    assert run([*arguments, "--settings", str(own)]) == 1
+    assert "did you mean 'window_size'" in capsys.readouterr().err
+
+
+def test_ask_says_what_speculation_did(capsys: Capture, bundle: Path) -> None:
+    question = ["ask", str(bundle), "one two one two one two", "--max-new-tokens", "12", "--threads", "1", "--stats"]
+    assert run(question) == 0
+    speculative = capsys.readouterr()
+    assert run([*question, "--no-speculate"]) == 0
+    plain = capsys.readouterr()
+    assert speculative.out == plain.out
+    assert "rounds, " in speculative.err
+    assert "rounds, " not in plain.err

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,15 @@ from PIL import Image
 from speceyes.compile.cli import run
 from speceyes.compile.recipe import Recipe, make_recipe
 from speceyes.engines.bundle import Bundle
+from speceyes.runtime.speculation.settings import Memory, Settings, Speculation, read_settings
 
 from .checkpoints import checkpoint, exported
 
 ROOT = Path(speceyes.__file__).parent
-PAGES = ("README.md", "docs/recipe.md", "docs/bundle.md", "docs/cli.md", "docs/lowering.md")
+PAGES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("recipe", "bundle", "cli", "lowering", "speculation", "predictor")),
+)
 RUNTIME_PAGE = "docs/runtime.md"
 
 
@@ -98,7 +103,16 @@ def test_the_recipe_in_the_docs_is_the_default(tmp_path: Path) -> None:
     (text,) = blocks("docs/recipe.md", "yaml")
     (tmp_path / "recipe.yaml").write_text(text)
     assert make_recipe(tmp_path / "recipe.yaml") == Recipe()
-    assert yaml.safe_load(text).keys() == {"target", "precision", "keep_graphs", "check", "measure"}
+    assert yaml.safe_load(text).keys() == {field.name for field in fields(Recipe)}
+
+
+def test_the_settings_in_the_docs_are_the_defaults(tmp_path: Path) -> None:
+    (text,) = blocks("docs/speculation.md", "yaml")
+    (tmp_path / "settings.yaml").write_text(text)
+    assert read_settings(tmp_path / "settings.yaml") == Settings()
+    values = yaml.safe_load(text)
+    assert values["speculation"].keys() == {field.name for field in fields(Speculation)}
+    assert values["memory"].keys() == {field.name for field in fields(Memory)}
 
 
 @pytest.mark.parametrize("page", [*PAGES, RUNTIME_PAGE])

@@ -43,6 +43,12 @@ def test_nothing_gives_the_defaults():
     assert read_settings(None) == read_settings({}) == Settings()
 
 
+def test_what_is_left_out_is_as_in_the_base():
+    base = read_settings({"speculation": {"window_size": 5, "mode": "approximate"}})
+    found = read_settings({"speculation": {"mode": "exact"}}, base)
+    assert (found.speculation.window_size, found.speculation.mode) == (5, "exact")
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("256MB", 256e6), ("1.5GiB", 1.5 * 2**30), ("64 kib", 2**16), ("12B", 12), ("2GB", 2e9)]
 )

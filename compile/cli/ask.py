@@ -10,6 +10,7 @@ import click
 from ...engines.errors import ImageError
 from ...runtime.options import Options
 from ...runtime.results import Result, Statistics
+from ...runtime.speculation.statistics import SpeculationStatistics
 from .tables import make_console
 
 DEFAULTS = Options()
@@ -31,6 +32,10 @@ STAGES = {"process": "text and pixels", "vision": "image tiles", "prefill": "pro
 @click.option("--repetition-penalty", type=float, default=DEFAULTS.repetition_penalty, show_default=True)
 @click.option("--seed", type=int, default=DEFAULTS.seed, help="Makes a sampled answer repeatable.")
 @click.option("--stop", multiple=True, default=DEFAULTS.stop, help="A text that ends the answer; may be repeated.")
+@click.option("--settings", type=click.Path(), help="A YAML file with the sections speculation and memory.")
+@click.option(
+    "--speculate/--no-speculate", default=DEFAULTS.speculate, show_default=True, help="The tokens are the same."
+)
 @click.option("--target", help="One of the bundle's targets; the best that runs here by default.")
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use; all by default.")
 @click.option("--stats", is_flag=True, help="Print the time of each stage.")
@@ -41,6 +46,7 @@ def command(
     images: tuple[str, ...],
     system: str | None,
     raw: bool,
+    settings: str | None,
     target: str | None,
     threads: int | None,
     stats: bool,
@@ -57,7 +63,7 @@ def command(
 
     from ...runtime.session import load
 
-    with load(bundle, target=target, threads=threads) as model:
+    with load(bundle, target=target, threads=threads, settings=settings) as model:
         asked: dict[str, Any] = (
             {"prompt": question} if raw else {"messages": make_messages(question, system, len(images))}
         )
@@ -76,6 +82,17 @@ def command(
         for stage, seconds in result.stats.seconds.items():
             console.print(f"  {STAGES.get(stage, stage):16}{seconds * 1e3:9.1f} ms", style="dim")
         console.print(f"  {'cache':16}{result.stats.cache_bytes / 1e6:9.1f} MB", style="dim")
+        if (speculation := result.stats.speculation) is not None:
+            console.print(f"  {'speculation':16}{describe(speculation)}", style="dim", soft_wrap=True)
+
+
+def describe(found: SpeculationStatistics) -> str:
+    """What speculation did, in one line; tokens that the model would not have chosen are never left unsaid."""
+    approximated = f", {found.approximated} of {found.emitted} tokens approximated" if found.approximated else ""
+    return (
+        f"{found.rounds} rounds, {found.tokens_per_round:.2f} tokens each; {found.accepted} of {found.drafted} drafted "
+        f"tokens accepted{approximated}"
+    )
 
 
 def make_messages(question: str, system: str | None, images: int) -> list[dict[str, Any]]:
@@ -92,9 +109,11 @@ def summary(result: Result) -> str:
     stats: Statistics = result.stats
     images = f" ({stats.image_tokens} of images)" if stats.image_tokens else ""
     rate = f", {stats.tokens_per_second:.1f} tokens/s" if stats.tokens_per_second else ""
+    approximated = stats.speculation.approximated if stats.speculation else 0
+    warning = f"; {approximated} tokens approximated" if approximated else ""
     return (
         f"{stats.prompt_tokens} prompt tokens{images}, {stats.new_tokens} new, finished by {result.finish_reason}; "
-        f"first token {stats.first_token_seconds:.2f} s{rate}"
+        f"first token {stats.first_token_seconds:.2f} s{rate}{warning}"
     )
 
 

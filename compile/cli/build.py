@@ -33,6 +33,9 @@ DEFAULTS = Recipe()
 @click.option(
     "--precision", help="int8 for all parts, or decoder=int8,vision=fp32. fp32, int8, and int4 for the decoder."
 )
+@click.option(
+    "--settings", type=click.Path(), help="A YAML file that the bundle is loaded with, see docs/speculation.md."
+)
 @click.option("--predictor", type=click.Path(), help="A folder written by train-predictor: drafts for the model.")
 @click.option("--recipe", "recipe_file", type=click.Path(), help="A YAML file with options, see docs/recipe.md.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One option: --set check.steps=16.")
@@ -44,6 +47,7 @@ def command(
     out: str,
     target: str | None,
     precision: str | None,
+    settings: str | None,
     predictor: str | None,
     recipe_file: str | None,
     assignments: tuple[str, ...],
@@ -57,6 +61,8 @@ def command(
         changes["target"] = target
     if precision is not None:
         changes["precision"] = parse_precision(precision)
+    if settings is not None:
+        changes["settings"] = settings
     if predictor is not None:
         changes["predictor"] = predictor
     if no_check:

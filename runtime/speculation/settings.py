@@ -10,9 +10,10 @@ from typing import Any, Literal
 import yaml
 
 from ...engines.errors import ConfigError
-from ...engines.schema import decode
+from ...engines.schema import decode, encode
 
 DRAFTERS = ("predictor", "lookup")
+FILE = "settings.yaml"
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
@@ -88,15 +89,21 @@ class Settings:
     memory: Memory = field(default_factory=Memory)
 
 
-def read_settings(source: "str | os.PathLike[str] | Mapping[str, Any] | Settings | None") -> Settings:
-    """Settings from a YAML file or a mapping of the same shape; None gives the defaults.
+def read_settings(
+    source: "str | os.PathLike[str] | Mapping[str, Any] | Settings | None", base: Settings | None = None
+) -> Settings:
+    """Settings from a YAML file or a mapping of the same shape; what it leaves out is as in `base`, or the defaults.
 
     Raises ConfigError for an unreadable file, an unknown key (naming the nearest) or a value that is not allowed.
     """
     if isinstance(source, Settings):
         return source
     values = source if isinstance(source, Mapping) else {} if source is None else _read(source)
-    return decode(Settings, _plain(values), "settings")
+    plain = _plain(values)
+    for section, held in encode(base or Settings()).items():
+        given = plain.get(section, {})
+        plain[section] = {**held, **given} if isinstance(given, Mapping) else given
+    return decode(Settings, plain, "settings")
 
 
 def parse_bytes(text: str) -> int:
