@@ -12,8 +12,9 @@ import pytest
 import speceyes
 import torch
 from safetensors.numpy import load_file
+from speceyes.compile.checkpoint import open_checkpoint
 from speceyes.compile.cli import run
-from speceyes.compile.predictor.artifact import read_artifact
+from speceyes.compile.predictor.artifact import check_artifact_output, read_artifact
 from speceyes.compile.predictor.requests import hash_requests, read_requests
 from speceyes.compile.predictor.traces import BEST, Tracer, describe_traces, find_copies, load_traces, record_traces
 from speceyes.engines import manifest as manifests
@@ -107,8 +108,6 @@ def test_hidden_states_choose_the_tokens() -> None:
     """The head of the checkpoint turns a trace's hidden states into its best tokens."""
     requests = read_requests(data())
     found = Tracer(Bundle.open(bundle("idefics3")), threads=1).record(requests[2], LIMIT)
-    from speceyes.compile.checkpoint import open_checkpoint
-
     head = open_checkpoint(checkpoint("idefics3")).model.get_output_embeddings().weight.detach()
     logits = torch.from_numpy(found["hidden"]).float() @ head.T
     assert logits.argmax(-1).tolist() == found["tokens"].tolist()
@@ -281,14 +280,10 @@ def test_broken_folders_are_named(copy: Path, tmp_path: Path) -> None:
     other = tmp_path / "folder"
     other.mkdir()
     with pytest.raises(PredictorError, match="it exists and is not a predictor"):
-        from speceyes.compile.predictor.artifact import check_artifact_output
-
         check_artifact_output(other)
 
 
 def test_weights_of_another_shape_are_named(copy: Path) -> None:
-    from speceyes.compile.checkpoint import open_checkpoint
-
     artifact = read_artifact(copy)
     wider = dataclasses.replace(artifact, shape=dataclasses.replace(artifact.shape, state=40))
     with pytest.raises(PredictorError, match=r"predictor\.safetensors does not fit config\.json"):

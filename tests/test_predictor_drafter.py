@@ -1,5 +1,6 @@
 """The compiled predictor as a drafter: what it proposes is what torch proposes, alone or in a batch."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -196,8 +197,6 @@ def test_a_draft_ends_with_the_answer(recurrent: tuple[Predictor, PredictorDraft
     predictor, drafter = recurrent
     entry: Any = model("idefics3").manifest.model
     (whole,) = drafter.propose([begin(drafter, 21, 4)], [5], 0.0)
-    import dataclasses
-
     ending = dataclasses.replace(entry, eos_token_ids=(whole.tokens[2],))
     cut = whole.tokens[: whole.tokens.index(whole.tokens[2]) + 1]
     drafter = PredictorDrafter(*engines(predictor), ending)
