@@ -28,7 +28,8 @@ class StepGraph(nn.Module):
         self.predictor = predictor
         head, bias = predictor.get_buffer("frozen_head"), predictor.get_buffer("frozen_bias")
         with torch.no_grad():
-            self.register_buffer("table", predictor.token(predictor.get_buffer("frozen_embedding")))
+            embedding = predictor.get_buffer("frozen_embedding")
+            self.register_buffer("table", predictor.token(F.layer_norm(embedding, embedding.shape[-1:])))
             self.register_buffer("head", head @ predictor.foresee.weight)
             self.register_buffer("bias", head @ predictor.foresee.bias + bias)
 

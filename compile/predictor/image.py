@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 _FREQUENCIES = 0.5 ** torch.arange(12)
 
@@ -21,6 +22,7 @@ class ImageAttention(nn.Module):
 
     def remember(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Keys and values of the features [..., features, hidden] -> [..., features, 2 * heads * head_width]."""
+        features = F.layer_norm(features, features.shape[-1:])
         angles = torch.arange(features.shape[-2])[:, None] * _FREQUENCIES
         places = self.place(torch.cat([angles.sin(), angles.cos()], -1))
         return torch.cat([self.keys(features) + places, self.values(features)], -1)

@@ -46,8 +46,8 @@ class Training:
     `gradient_checkpointing`: hold one step's activations of the window at a time and compute the others again.
     """
 
-    epochs: int = 12
-    batch: int = 8
+    epochs: int = 10
+    batch: int = 16
     learning_rate: float = 2e-3
     dropout: float = 0.05
     hidden_weight: float = 0.5

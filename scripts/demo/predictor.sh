@@ -14,4 +14,4 @@ stamp=$(cat $checkpoint/*.json $checkpoint/*.safetensors $checkpoint/*.jinja | s
 
 [ -e $requests/requests.jsonl ] || .venv/bin/python -m scripts.demo.requests --count 2000 --out $requests
 .venv/bin/speceyes-compile train-predictor $checkpoint --data $requests -o scripts/demo/predictor \
-  --work $work/"$stamp" --window 5 --epochs 16 --max-new-tokens 192 "$@"
+  --work $work/"$stamp" --window 5 --epochs 10 --max-new-tokens 192 "$@"
