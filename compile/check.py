@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from ..engines.engine import Engine
 from ..engines.errors import AccuracyError, PromptError
 from ..engines.manifest import ModelEntry
-from ..runtime.decoder import Decoder
+from ..runtime.decoder import PREFILL_CHUNK, Decoder
 from ..runtime.processing.processor import Processor
 from ..runtime.processing.prompt import Prompt
 from ..runtime.vision import Vision
@@ -84,10 +84,11 @@ def check_decoder(
         features = engine.allocate(reference.features.shape, np.float32)
         features.array[...] = reference.features
     found = np.empty_like(reference.logits)
-    found[0] = cache.prefill(0, prompt.token_ids, prompt.position_ids, prompt.feature_index, features, chunk=512).logits
+    found[0] = cache.prefill(
+        0, prompt.token_ids, prompt.position_ids, prompt.feature_index, features, chunk=PREFILL_CHUNK
+    ).logits
     for step, token in enumerate(reference.tokens[:-1]):
-        position = _positions(prompt, step)
-        found[step + 1] = cache.forward(np.array([[token]]), position, np.array([1])).logits[0]
+        found[step + 1] = cache.advance([[token]], [prompt.next_position + step]).logits[0]
     return _judge("decoder", compare_logits(reference.logits, found), bounds)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..engines.engine import Engine
 from ..engines.manifest import ModelEntry
-from ..runtime.decoder import Decoder
+from ..runtime.decoder import PREFILL_CHUNK, Decoder
 from ..runtime.processing.prompt import Tile
 from ..runtime.vision import Vision
 from .recipe import Measure
@@ -25,13 +25,12 @@ def measure_decoder(engine: Engine, model: ModelEntry, measure: Measure) -> dict
     components = (3,) if model.rope == "mrope" else ()
     if past:
         positions = np.broadcast_to(np.arange(past), (*components, past)).copy()
-        cache.prefill(0, np.zeros(past, np.int64), positions, np.full(past, -1), None, chunk=512)
+        cache.prefill(0, np.zeros(past, np.int64), positions, np.full(past, -1), None, chunk=PREFILL_CHUNK)
     seconds: dict[int, list[float]] = {width: [] for width in measure.widths}
     for repeat in range(measure.repeats + 1):
         for width in measure.widths:
-            positions = np.broadcast_to(np.arange(past, past + width), (*components, 1, width))
             began = time.perf_counter()
-            cache.forward(np.zeros((1, width), np.int64), positions, np.array([width]), every=True)
+            cache.advance([[0] * width], [past], every=True)
             if repeat:
                 seconds[width].append(time.perf_counter() - began)
             cache.rewind(0, past)

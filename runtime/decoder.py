@@ -16,6 +16,7 @@ Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 Hidden = NDArray[np.float32]
 CAPACITY_STEP = 128
+PREFILL_CHUNK = 128
 KEPT = 2
 EVEN_ABOVE = 32
 
@@ -35,6 +36,7 @@ class _Pass:
     buffers: Mapping[str, Buffer]
     step: Step
     every: bool
+    output: Output
 
 
 class Decoder:
@@ -44,6 +46,7 @@ class Decoder:
         self.engine, self.model, self.min_width = engine, model, min_width
         self.has_vision = "image_features" in engine.inputs
         self._no_features = engine.allocate((1, model.hidden), np.float32)
+        self.places = np.arange(model.context_length)
         self._free: list[Cache] = []
         self._lock = threading.Lock()
 
@@ -67,17 +70,17 @@ class Decoder:
 
     def close(self, cache: "Cache") -> None:
         """`cache` is not needed any more; the last ones are kept for requests to come."""
-        cache.lengths[:] = 0
+        cache.lengths[:] = [0] * len(cache.lengths)
         with self._lock:
             self._free = [cache, *self._free][:KEPT]
 
 
 class Cache:
-    """K and V of up to `rows` sequences in buffers of fixed capacity; `lengths` int64 [rows] says how much is live."""
+    """K and V of up to `rows` sequences in buffers of fixed capacity; `lengths` says how many tokens are live."""
 
     def __init__(self, decoder: Decoder, rows: int, capacity: int) -> None:
         self._decoder = decoder
-        self.lengths = np.zeros(rows, np.int64)
+        self.lengths = [0] * rows
         self.capacity = capacity
         model, engine = decoder.model, decoder.engine
         self._layers: dict[str, Buffer] = {}
@@ -111,11 +114,10 @@ class Cache:
             self.lengths[row] += len(tokens)
         if passed is None:
             raise EngineError("prefill: found no tokens; at least one is needed")
-        output = _output(passed)
-        return Output(output.logits[0], output.hidden[0])
+        return Output(passed.output.logits[0], passed.output.hidden[0])
 
     def forward(self, ids: Ids, positions: Ids, counts: Ids, *, every: bool = False) -> Output:
-        """One pass over the first rows of the cache.
+        """One pass over the first rows of the cache, with any positions.
 
         `ids` int64 [rows, width]; `positions` int64 [rows, width] or [3, rows, width]; `counts` int64 [rows], the real
         tokens of each row, the rest is padding. Appends them to the cache. Gives logits and hidden states after each
@@ -123,19 +125,41 @@ class Cache:
         engine's minimal width is padded, since its results would not be bit-identical to those of wider ones.
         """
         rows, width = ids.shape
-        wide = self._decoder.pad(width)
-        key = (rows, wide, every)
-        if key not in self._passes:
-            self._passes[key] = self._bind(slice(0, rows), wide, every=every, features=None)
-        passed = self._passes[key]
+        passed = self._pass(rows, width, every)
         self._fill(passed, slice(0, rows), ids, positions, counts, None)
         passed.step.run()
-        self.lengths[:rows] += counts
-        output = _output(passed)
-        if not every:
-            return Output(output.logits[:rows], output.hidden[:rows])
-        logits, hidden = (array.reshape(rows, wide, -1)[:, :width] for array in output)
-        return Output(logits, hidden)
+        for row in range(rows):
+            self.lengths[row] += int(counts[row])
+        logits, hidden = passed.output
+        return Output(logits[:, :width], hidden[:, :width]) if every else Output(logits[:rows], hidden[:rows])
+
+    def advance(self, tokens: Sequence[Sequence[int]], starts: Sequence[int], *, every: bool = False) -> Output:
+        """One pass over the first rows, as `forward`: `tokens` of each row at positions from `starts` on.
+
+        With `every`, the second dimension of the output may be longer than the longest row. This is the path of the
+        decode loop: it writes into the bound buffers and builds no arrays.
+        """
+        rows, width = len(tokens), max(map(len, tokens))
+        passed = self._pass(rows, width, every)
+        wide = passed.buffers["input_ids"].shape[1]
+        self._check_room(max(self.lengths[:rows]), wide)
+        ids, positions = passed.buffers["input_ids"].array, passed.buffers["position_ids"].array
+        write, last = passed.buffers["write_index"].array, passed.buffers["logit_index"].array
+        for row, (own, start) in enumerate(zip(tokens, starts, strict=True)):
+            count, length = len(own), self.lengths[row]
+            ids[row, :count] = own  # type: ignore[call-overload]
+            positions[..., row, :count] = self._decoder.places[start : start + count]
+            # Padding repeats the last position: one beyond the context would have no embedding.
+            positions[..., row, count:] = start + count - 1
+            write[row] = length  # type: ignore[call-overload]
+            if "kv_length" in passed.buffers:
+                passed.buffers["kv_length"].array[row] = length + count  # type: ignore[call-overload]
+            if not every:
+                last[row:] = row * wide + count - 1
+        passed.step.run()
+        for row, own in enumerate(tokens):
+            self.lengths[row] += len(own)
+        return passed.output
 
     def rewind(self, row: int, length: int) -> None:
         """Forget everything of `row` after its first `length` tokens; copies nothing."""
@@ -176,14 +200,27 @@ class Cache:
             buffers["logit_index"].array[:] = np.arange(logits)
         for name, layer in self._layers.items():
             buffers[f"cache_{name}"] = buffers[f"present_{name}"] = layer.row(rows.start, rows.stop)
-        return _Pass(buffers, engine.bind(buffers), every)
+        made, hidden = (buffers[name].array.view(np.float32) for name in ("logits", "hidden"))
+        if every:
+            made, hidden = (array.reshape(count, width, -1) for array in (made, hidden))
+        return _Pass(buffers, engine.bind(buffers), every, Output(made, hidden))
+
+    def _pass(self, rows: int, width: int, every: bool) -> _Pass:
+        """The pass over the first rows that holds `width` tokens."""
+        key = (rows, self._decoder.pad(width), every)
+        if key not in self._passes:
+            self._passes[key] = self._bind(slice(0, rows), key[1], every=every, features=None)
+        return self._passes[key]
+
+    def _check_room(self, length: int, width: int) -> None:
+        if length + width > self.capacity:
+            raise EngineError(f"cache: {length} + {width} tokens do not fit in its capacity of {self.capacity}")
 
     def _fill(self, passed: _Pass, rows: slice, ids: Ids, positions: Ids, counts: Ids, index: Ids | None) -> None:
         buffers = passed.buffers
         width, wide = ids.shape[1], buffers["input_ids"].shape[1]
-        lengths = self.lengths[rows]
-        if lengths.max() + wide > self.capacity:
-            raise EngineError(f"cache: {lengths.max()} + {wide} tokens do not fit in its capacity of {self.capacity}")
+        lengths = np.array(self.lengths[rows])
+        self._check_room(int(lengths.max()), wide)
         buffers["input_ids"].array[:, :width] = ids
         buffers["position_ids"].array[..., :width] = positions
         buffers["position_ids"].array[..., width:] = positions[..., -1:]
@@ -194,8 +231,3 @@ class Cache:
         if not passed.every:
             buffers["logit_index"].array[: len(lengths)] = last = np.arange(len(lengths)) * wide + counts - 1
             buffers["logit_index"].array[len(lengths) :] = last[-1]
-
-
-def _output(passed: _Pass) -> Output:
-    logits, hidden = (passed.buffers[name].array.view(np.float32) for name in ("logits", "hidden"))
-    return Output(logits, hidden)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..engines.engine import Buffer
-from .decoder import Cache, Decoder, Logits, Output
+from .decoder import PREFILL_CHUNK, Cache, Decoder, Logits, Output
 from .rounds import Rounds
 from .row import Row
 from .speculation.acceptance import accept
@@ -23,7 +23,7 @@ class Engines:
     decoder: Decoder
     vision: Vision | None
     speculator: Speculator
-    prefill_chunk: int = 512
+    prefill_chunk: int = PREFILL_CHUNK
 
 
 def generate(engines: Engines, rows: Sequence[Row], journal: Journal | None = None) -> Iterator[tuple[Row, str]]:
@@ -51,10 +51,8 @@ def score(engines: Engines, row: Row, answer: Sequence[int]) -> Logits:
     """Logits float32 [vocabulary] after the prompt of `row` and the tokens of `answer`."""
     cache = engines.decoder.open(1, len(row.prompt.token_ids) + len(answer) + 1)
     logits = _prefill(engines, cache, 0, row).logits
-    mrope = row.prompt.position_ids.ndim == 2
     for index, token in enumerate(answer):
-        position = np.full((3, 1, 1) if mrope else (1, 1), row.prompt.next_position + index)
-        logits = cache.forward(np.array([[token]]), position, np.array([1])).logits[0]
+        logits = cache.advance([[token]], [row.prompt.next_position + index]).logits[0]
     engines.decoder.close(cache)
     return logits.copy()
 

@@ -5,9 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from .decoder import Cache, Ids, Output
+from .decoder import Cache, Output
 from .row import Row
 from .speculation.acceptance import Acceptance, Tolerance, accept
 from .speculation.branches import BranchRows
@@ -50,7 +48,6 @@ class Rounds:
         self._cache, self._active, self._speculator, self._journal = cache, active, speculator, journal
         self._window, self._branches = window, len(cache.lengths) // len(active)
         self._copies = BranchRows(cache)
-        self._mrope = active[0].prompt.position_ids.ndim == 2
         self._number = 0
 
     def run(self) -> Iterator[tuple[Row, str]]:
@@ -72,7 +69,7 @@ class Rounds:
         plan = self._speculator.plan(requests, room, done, self._window, self._branches)
         drafted = time.perf_counter()
         branches = self._lay_out(plan)
-        before = [int(length) for length in self._cache.lengths[: len(active)]]
+        before = self._cache.lengths[: len(active)]
         ahead = self._speculator.draft_ahead(requests, [[branch.draft for branch in own] for own in branches])
         output, rows, width = self._verify(branches)
         if ahead is not None:
@@ -115,26 +112,18 @@ class Rounds:
 
     def _verify(self, branches: Sequence[Sequence[Branch]]) -> tuple[Output, int, int]:
         """One pass over all branches; gives its output [rows, width, …], its rows and its width."""
-        rows = sum(map(len, branches))
-        width = 1 + max(len(branch.draft.tokens) for own in branches for branch in own)
-        ids: Ids = np.zeros((rows, width), np.int64)
-        counts: Ids = np.ones(rows, np.int64)
-        first: Ids = np.zeros((rows, 1), np.int64)
+        tokens: list[list[int]] = [[] for own in branches for _ in own]
+        starts = [0] * len(tokens)
         for row, own in zip(self._active, branches, strict=True):
             for branch in own:
-                tokens = branch.draft.tokens
-                ids[branch.row, 0], first[branch.row] = row.tokens[-1], row.position
-                ids[branch.row, 1 : 1 + len(tokens)] = tokens
-                counts[branch.row] += len(tokens)
-        # Padding repeats the last position: one beyond the context would have no embedding.
-        positions = first + np.minimum(np.arange(width), counts[:, None] - 1)
-        if self._mrope:
-            positions = np.broadcast_to(positions, (3, *positions.shape))
-        output = self._cache.forward(ids, positions, counts, every=width > 1)
-        self._journal.add(Verify(self._number, rows, width))
+                tokens[branch.row] = [row.tokens[-1], *branch.draft.tokens]
+                starts[branch.row] = row.position
+        width = max(map(len, tokens))
+        output = self._cache.advance(tokens, starts, every=width > 1)
+        self._journal.add(Verify(self._number, len(tokens), width))
         if width == 1:
             output = Output(output.logits[:, None], output.hidden[:, None])
-        return output, rows, width
+        return output, len(tokens), width
 
     def _settle(
         self, slot: int, before: int, branches: Sequence[Branch], acceptance: Acceptance, tokens: Sequence[int]
@@ -189,7 +178,7 @@ class Rounds:
                 self._copies.forget(len(active))
                 if slot < len(active):
                     active[slot] = last
-                    self._cache.copy(len(active), slot, 0, int(self._cache.lengths[len(active)]))
+                    self._cache.copy(len(active), slot, 0, self._cache.lengths[len(active)])
         return bool(active)
 
     def _dump(self, fault: Exception) -> None:

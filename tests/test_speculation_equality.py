@@ -127,3 +127,32 @@ def test_stop_strings_and_streams_are_those_of_plain_decoding():
             assert (found.text, found.token_ids, found.finish_reason) == (before.text, before.token_ids, "stop")
             pieces = list(vlm.stream(wanted.messages, images=wanted.images, **wanted.options))
         assert "".join(pieces) == text
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_a_token_has_the_same_bits_beside_any_others(precision):
+    decoder = model("llama", precision)._engines.decoder
+    rows, past, widths = 5, 20, 9
+    generator = np.random.default_rng(0)
+    context, tokens = (generator.integers(0, decoder.model.vocabulary, (rows, count)) for count in (past, widths))
+
+    def fill(rows: range):
+        cache = decoder.open(len(rows), past + widths)
+        for slot, row in enumerate(rows):
+            cache.prefill(slot, context[row], np.arange(past), np.full(past, -1), None, 64)
+        return cache
+
+    expected = np.zeros((rows, widths, decoder.model.vocabulary), np.float32)
+    for row in range(rows):
+        cache = fill(range(row, row + 1))
+        for place in range(widths):
+            one, position = tokens[row : row + 1, place : place + 1], np.array([[past + place]])
+            expected[row, place] = cache.forward(one, position, np.array([1])).logits[0]
+    for count in range(1, rows + 1):
+        cache = fill(range(count))
+        for width in range(1, widths + 1):
+            positions = np.broadcast_to(past + np.arange(width), (count, width))
+            output = cache.forward(tokens[:count, :width], positions, np.full(count, width), every=True)
+            np.testing.assert_array_equal(output.logits, expected[:count, :width])
+            for row in range(count):
+                cache.rewind(row, past)

@@ -24,7 +24,7 @@ class BranchRows:
         """Make `row` equal to row `source`, which belongs to `request`; copies what it does not hold already."""
         copy = self._copies.get(row)
         have = copy.length if copy and copy.request == request else 0
-        length = int(self._cache.lengths[source])
+        length = self._cache.lengths[source]
         self._cache.copy(source, row, min(have, length), length)
         self._copies[row] = _Copy(request, length)
 
