@@ -11,7 +11,7 @@ if [ -e $bundle/manifest.json ]; then
   echo "$bundle is there already"
 else
   echo "Compiling scripts/demo/checkpoint into $bundle"
-  .venv/bin/speceyes-compile build scripts/demo/checkpoint -o $bundle
+  .venv/bin/speceyes-compile build scripts/demo/checkpoint -o $bundle --predictor scripts/demo/predictor
 fi
 .venv/bin/python scripts/ask_samples.py $bundle scripts/demo/samples
 echo
