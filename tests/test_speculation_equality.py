@@ -156,3 +156,16 @@ def test_a_token_has_the_same_bits_beside_any_others(precision):
             np.testing.assert_array_equal(output.logits, expected[:count, :width])
             for row in range(count):
                 cache.rewind(row, past)
+
+
+def test_a_batch_of_eight_ends_raggedly():
+    vlm = model("llama")
+    vocabulary = vlm.manifest.model.vocabulary
+    options = [{"max_new_tokens": 3 + 5 * (n % 4) + n, "seed": n, **(SAMPLED if n % 2 else {})} for n in range(8)]
+    wanted = [Request(prompt="one two three " * (1 + n % 3), options=options[n]) for n in range(8)]
+    expected = plain(vlm, wanted)
+    for kind in ("mixed", "ragged"):
+        drafters = [Scripted(kind, expected, vocabulary, 1), Scripted("mixed", expected, vocabulary, 2)]
+        with speculating(vlm, drafters, window_size=6, max_parallel=2):
+            found = vlm.generate_batch(wanted)
+        assert [result.token_ids for result in found] == expected
