@@ -8,6 +8,17 @@ SMOOTHING = 0.1
 _OUTLIER = 3.0
 
 
+class Average:
+    """A running mean of seconds; a busy moment of the machine counts as `_OUTLIER` times the mean at most."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def add(self, seconds: float) -> None:
+        known = self.value or seconds
+        self.value = known + SMOOTHING * (min(seconds, _OUTLIER * known) - known)
+
+
 class Costs:
     """Seconds of passes.
 

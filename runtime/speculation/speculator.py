@@ -11,7 +11,7 @@ from ...engines.schema import decode, encode
 from ..processing.prompt import Prompt
 from .ahead import Ahead
 from .calibration import Calibration
-from .costs import Costs
+from .costs import Average, Costs
 from .drafter import Draft, Drafter, DraftState, Floats
 from .lookup import History, context_of
 from .policy import Candidate, Plan, plan_round
@@ -87,6 +87,7 @@ class Speculator:
         self.totals = SpeculationStatistics()
         self._calibrations: dict[str, Calibration] = defaultdict(Calibration)
         self._worths: dict[str, Worth] = defaultdict(Worth)
+        self._token_seconds: dict[str, Average] = defaultdict(Average)
         self._lock = threading.Lock()
 
     def configure(self, **changes: Any) -> None:
@@ -163,14 +164,27 @@ class Speculator:
                     asked.append((number, request.states[name]))
             if asked:
                 wanted = [windows[number] for number, _ in asked]
-                proposed = drafter.propose([state for _, state in asked], wanted, self.settings.confidence_thresh)
+                least = self._least_confidence(name, len(requests))
+                proposed = drafter.propose([state for _, state in asked], wanted, least)
                 drafts += zip([number for number, _ in asked], proposed, strict=True)
+                longest = max(len(draft.tokens) for draft in proposed)
+                self._token_seconds[name].add((time.perf_counter() - began) / (longest + 1))
             for number, draft in drafts:
                 if draft.tokens:
                     chances = self._calibrations[draft.drafter].cumulative(draft.confidences)
                     found[number].append(Candidate(draft, tuple(chances)))
             drafting[name] = time.perf_counter() - began
         return found, drafting
+
+    def _least_confidence(self, drafter: str, rows: int) -> float:
+        """The confidence below which one more drafted token costs more than it is expected to save."""
+        if not self.settings.adaptive:
+            return self.settings.confidence_thresh
+        wide = max(self.settings.window_size, 1)
+        plain = self.costs.seconds(rows, 1)
+        wider = max(self.costs.seconds(rows, wide + 1) - plain, 0.0) / wide
+        break_even = (self._token_seconds[drafter].value + wider) / plain
+        return min(max(self.settings.confidence_thresh, break_even), 0.95)
 
     def learn(self, request: RequestSpeculation, tokens: Sequence[int]) -> None:
         """Compare all that was drafted for a round, verified or not, with the tokens that came."""
