@@ -73,7 +73,7 @@ class Predictor(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def embed(self, token: Tensor) -> Tensor:
-        """A token's share of the fused input, its frozen embedding normed and projected: int64 [rows] -> [rows, state]."""
+        """A token's share of the fused input, its embedding normed and projected: int64 [rows] -> [rows, state]."""
         rows, embedding = self.get_buffer("frozen_rows"), self.get_buffer("frozen_embedding")
         chosen = embedding[rows[token]]
         projected: Tensor = self.token(F.layer_norm(chosen, chosen.shape[-1:]))
