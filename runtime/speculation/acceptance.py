@@ -39,6 +39,11 @@ class Chooser:
     seed: int
     position: int
 
+    @property
+    def independent(self) -> bool:
+        """Whether every choice is the best token of its logits, whatever came before."""
+        return self.sampling.greedy and self.sampling.repetition_penalty == 1
+
     def choose(self, logits: Logits, before: Sequence[int]) -> int:
         """The token after `before`, the tokens that this round has emitted already."""
         seen = self.seen
@@ -76,10 +81,11 @@ def accept(
     """
     alive = list(range(len(branches)))
     tokens: list[int] = []
+    best = [rows.argmax(-1).tolist() for rows in logits] if chooser.independent else None
     approximated = 0
     while True:
         depth = len(tokens)
-        token = chooser.choose(logits[alive[0]][depth], tokens)
+        token = best[alive[0]][depth] if best else chooser.choose(logits[alive[0]][depth], tokens)
         heirs = [b for b in alive if depth < len(branches[b]) and branches[b][depth] == token]
         if not heirs and tolerance is not None:
             heirs = [b for b in alive if depth < len(branches[b]) and tolerance.passes(b, depth)][:1]
