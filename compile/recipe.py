@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -11,6 +10,7 @@ import yaml
 from ..engines.errors import ConfigError
 from ..engines.schema import decode, encode
 from ..engines.target import find_target
+from ..runtime.yaml_file import UniqueKeyLoader, read_yaml
 
 PARTS = ("decoder", "vision")
 
@@ -136,7 +136,7 @@ def make_recipe(
     """
     values = encode(source if isinstance(source, Recipe) else Recipe())
     if source is not None and not isinstance(source, Recipe):
-        _merge(values, _read(source))
+        _merge(values, read_yaml(source, "recipe"))
     _merge(values, changes or {})
     for assignment in assignments:
         _merge(values, _parse_assignment(assignment))
@@ -161,27 +161,13 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml.safe_dump(encode(recipe), sort_keys=False)
 
 
-def _read(source: str | os.PathLike[str]) -> dict[str, Any]:
-    try:
-        value = yaml.load(Path(source).read_text(encoding="utf-8"), _UniqueKeyLoader)
-    except (OSError, UnicodeDecodeError, RecursionError) as fault:
-        raise ConfigError(f"recipe {str(source)!r}: it cannot be read ({fault})") from None
-    except yaml.YAMLError as fault:
-        raise ConfigError(f"recipe {str(source)!r}: not valid YAML ({' '.join(str(fault).split())})") from None
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ConfigError(f"recipe {str(source)!r}: found {type(value).__name__}; a mapping of options is expected")
-    return value
-
-
 def _parse_assignment(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
         raise ConfigError(f"--set {text!r}: key=value is expected, for instance check.steps=16")
     try:
-        nested: Any = yaml.load(value, _UniqueKeyLoader)
+        nested: Any = yaml.load(value, UniqueKeyLoader)
     except yaml.YAMLError:
         raise ConfigError(f"--set {text!r}: {value!r} is not valid YAML") from None
     for name in reversed(names):
@@ -196,15 +182,3 @@ def _merge(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
             _merge(held, change)
         else:
             values[key] = change
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping, where YAML readers would keep the last in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)

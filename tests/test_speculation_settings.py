@@ -87,5 +87,5 @@ def test_unreadable_files_are_named(tmp_path):
     with pytest.raises(ConfigError, match="not valid YAML"):
         read_settings(bad)
     bad.write_text("- 1")
-    with pytest.raises(ConfigError, match="a mapping of sections"):
+    with pytest.raises(ConfigError, match="a mapping of options"):
         read_settings(bad)

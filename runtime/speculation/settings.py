@@ -4,13 +4,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
-
-import yaml
 
 from ...engines.errors import ConfigError
 from ...engines.schema import decode, encode
+from ..yaml_file import read_yaml
 
 DRAFTERS = ("predictor", "lookup")
 FILE = "settings.yaml"
@@ -98,7 +96,7 @@ def read_settings(
     """
     if isinstance(source, Settings):
         return source
-    values = source if isinstance(source, Mapping) else {} if source is None else _read(source)
+    values = source if isinstance(source, Mapping) else {} if source is None else read_yaml(source, "settings")
     plain = _plain(values)
     for section, held in encode(base or Settings()).items():
         given = plain.get(section, {})
@@ -140,18 +138,6 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
             for key, value in memory.items()
         }
     return plain
-
-
-def _read(source: str | os.PathLike[str]) -> dict[str, Any]:
-    try:
-        value = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, RecursionError) as fault:
-        raise ConfigError(f"settings {str(source)!r}: it cannot be read ({fault})") from None
-    except yaml.YAMLError as fault:
-        raise ConfigError(f"settings {str(source)!r}: not valid YAML ({' '.join(str(fault).split())})") from None
-    if value is not None and not isinstance(value, dict):
-        raise ConfigError(f"settings {str(source)!r}: found {type(value).__name__}; a mapping of sections is expected")
-    return value or {}
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -1,6 +1,7 @@
 """Scenes of coloured shapes and bar charts, with questions about them."""
 
 import json
+from dataclasses import dataclass
 from random import Random
 
 from . import words
@@ -9,6 +10,16 @@ from .sample import Sample, Turn
 
 READ_CHART = "Read the chart as JSON."
 PLACES = ("top left", "top", "top right", "left", "centre", "right", "bottom left", "bottom", "bottom right")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of a chart; `mark` is one of the canvas's MARKS."""
+
+    name: str
+    value: int
+    colour: str
+    mark: str
 
 
 def scene(rng: Random) -> Sample:
@@ -58,6 +69,7 @@ def chart(rng: Random) -> Sample:
     values = [value + rng.randint(0, 2) for value in rng.sample(range(5, 98, 6), count)]
     colours = rng.sample(list(COLOURS), count)
     marks = [{max(values): "longest bar", min(values): "shortest bar"}.get(value, "bar") for value in values]
+    bars = [Bar(*parts) for parts in zip(names, values, colours, marks, strict=True)]
     shade = rng.randint(240, 255)
     canvas = Canvas((shade, shade, shade))
     title = rng.choice(words.TITLES)
@@ -65,7 +77,7 @@ def chart(rng: Random) -> Sample:
     pen = Pen(ink=ink)
     shift = rng.randint(0, 2), rng.randint(-2, 2)
     write(canvas, 4 * CELL * rng.randint(0, 3) + shift[0], shift[1], title, pen)
-    (_upright if rng.random() < 0.5 else _lying)(rng, canvas, pen, shift, names, values, colours, marks)
+    (_upright if rng.random() < 0.5 else _lying)(rng, canvas, pen, shift, bars)
     reading = json.dumps(dict(zip(names, map(str, values), strict=True)), separators=(",", ":"))
     pick, other = rng.sample(range(count), 2)
     turns = [
@@ -81,41 +93,23 @@ def chart(rng: Random) -> Sample:
     return Sample((canvas,), (turns[0], *rng.sample(turns[1:], len(turns) - 1)))
 
 
-def _upright(
-    rng: Random,
-    canvas: Canvas,
-    pen: Pen,
-    shift: tuple[int, int],
-    names: list[str],
-    values: list[int],
-    colours: list[str],
-    marks: list[str],
-) -> None:
+def _upright(rng: Random, canvas: Canvas, pen: Pen, shift: tuple[int, int], bars: list[Bar]) -> None:
     """Values in the second line, bars on the floor of the fifth, names in the sixth."""
-    first = rng.randint(0, 6 - len(names))
+    first = rng.randint(0, 6 - len(bars))
     width = rng.randint(14, 26)
-    for column, (name, value, colour, mark) in enumerate(zip(names, values, colours, marks, strict=True), first):
+    for column, bar in enumerate(bars, first):
         left = LINE * column
-        canvas.bar((left + 2, 5 * LINE - 4 - value * 0.9, left + 2 + width, 5 * LINE - 4), colour, mark)
-        write(canvas, left + shift[0], LINE + shift[1], str(value), pen)
-        write(canvas, left + shift[0], 5 * LINE + shift[1], name, pen)
+        canvas.bar((left + 2, 5 * LINE - 4 - bar.value * 0.9, left + 2 + width, 5 * LINE - 4), bar.colour, bar.mark)
+        write(canvas, left + shift[0], LINE + shift[1], str(bar.value), pen)
+        write(canvas, left + shift[0], 5 * LINE + shift[1], bar.name, pen)
 
 
-def _lying(
-    rng: Random,
-    canvas: Canvas,
-    pen: Pen,
-    shift: tuple[int, int],
-    names: list[str],
-    values: list[int],
-    colours: list[str],
-    marks: list[str],
-) -> None:
+def _lying(rng: Random, canvas: Canvas, pen: Pen, shift: tuple[int, int], bars: list[Bar]) -> None:
     """A line for every bar: its name, the bar, its value."""
-    first = rng.randint(1, 6 - len(names))
+    first = rng.randint(1, 6 - len(bars))
     thick = rng.randint(12, 24)
-    for row, (name, value, colour, mark) in enumerate(zip(names, values, colours, marks, strict=True), first):
+    for row, bar in enumerate(bars, first):
         top = LINE * row
-        canvas.bar((LINE + 2, top + 2, LINE + 2 + value * 1.2, top + 2 + thick), colour, mark)
-        write(canvas, shift[0], top + shift[1], name, pen)
-        write(canvas, 5 * LINE + shift[0], top + shift[1], str(value), pen)
+        canvas.bar((LINE + 2, top + 2, LINE + 2 + bar.value * 1.2, top + 2 + thick), bar.colour, bar.mark)
+        write(canvas, shift[0], top + shift[1], bar.name, pen)
+        write(canvas, 5 * LINE + shift[0], top + shift[1], str(bar.value), pen)
