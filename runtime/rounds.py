@@ -55,8 +55,6 @@ class Rounds:
         try:
             while self._drop_finished():
                 yield from self._round()
-        except GeneratorExit:
-            raise
         except Exception as fault:
             self._dump(fault)
             raise
@@ -156,14 +154,15 @@ class Rounds:
             if request is None:
                 continue
             request.statistics.count_time(clock.draft / rows, clock.verify / rows, clock.commit / rows)
-            request.statistics.plain_seconds += count * plain / rows
+            plainly = count * plain + clock.commit
+            request.statistics.plain_seconds += plainly / rows
             request.statistics.foreseen_plain_seconds += plan.expected / rows * plain / rows
             request.statistics.foreseen_seconds += plan.seconds / rows
             for name in plan.drafting if request.asked else ():
                 request.statistics.drafter(name).asked += 1
             self._speculator.learn(request, row.tokens[-count:])
             request.pause = max(request.pause - count, 0)
-            if request.asked and (pause := request.judge(clock.total, count * (plain + clock.commit))):
+            if request.asked and (pause := request.judge(clock.total, plainly)):
                 request.statistics.fallbacks += 1
                 self._journal.add(FallBack(self._number, row.number, pause))
 
