@@ -14,7 +14,7 @@ from speceyes.runtime.speculation.lookup import History, LookupDrafter
 from speceyes.runtime.speculation.policy import Candidate, plan_round
 from speceyes.runtime.speculation.statistics import SpeculationStatistics
 from speceyes.runtime.speculation.suffix_tree import Cursor, Sequence, SuffixTree, follow
-from speceyes.runtime.speculation.worth import PROBE_EVERY, TRIALS, Worth
+from speceyes.runtime.speculation.worth import OPEN_EVERY, PROBE_EVERY, TRIALS, Worth
 
 VOCABULARY = 7
 
@@ -246,10 +246,11 @@ def test_statistics_count_what_happened():
 def test_a_drafter_that_loses_is_asked_now_and_then():
     worth = Worth()
     for _ in range(TRIALS):
+        assert worth.opens()
         assert worth.due()
         worth.learn(-1e-4)
-    asked = [worth.due() for _ in range(10 * PROBE_EVERY)]
-    assert sum(asked) == 10
+    assert sum(worth.opens() for _ in range(10 * OPEN_EVERY)) == 10
+    assert sum(worth.due() for _ in range(10 * PROBE_EVERY)) == 10
     for _ in range(60):
         worth.learn(1e-3)
-    assert all(worth.due() for _ in range(20))
+    assert all(worth.due() and worth.opens() for _ in range(20))

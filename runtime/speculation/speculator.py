@@ -97,7 +97,11 @@ class Speculator:
     def open(self, prompt: Prompt, features: Floats | None) -> RequestSpeculation:
         """Begin a request."""
         warmup = self.settings.warmup(len(prompt.token_ids))
-        states = {name: drafter.open(prompt, features) for name, drafter in self.drafters.items()}
+        states = {
+            name: drafter.open(prompt, features)
+            for name, drafter in self.drafters.items()
+            if not self.settings.adaptive or self._worths[name].opens()
+        }
         return RequestSpeculation(prompt, warmup, states)
 
     def plan(
@@ -134,9 +138,11 @@ class Speculator:
         self, requests: Sequence[RequestSpeculation | None], verified: Sequence[Sequence[Draft]]
     ) -> Ahead | None:
         """With `double_buffer`, let the first drafter go on behind the first branches while they are verified."""
-        if not self.settings.double_buffer or not self.drafters or not all(requests):
+        if not self.settings.double_buffer or not self.drafters:
             return None
         name, drafter = next(iter(self.drafters.items()))
+        if not all(request is not None and name in request.states for request in requests):
+            return None
         first = [branches[0] for branches in verified]
         if not any(draft.tokens and draft.drafter == name for draft in first):
             return None
@@ -150,16 +156,19 @@ class Speculator:
         found: list[list[Candidate]] = [[] for _ in requests]
         drafting: dict[str, float] = {}
         for place, (name, drafter) in enumerate(self.drafters.items() if any(windows) else ()):
-            if self.settings.adaptive and not self._worths[name].due():
+            followed = [
+                (number, request)
+                for number, request in enumerate(requests)
+                if request is not None and windows[number] and name in request.states
+            ]
+            if not followed or (self.settings.adaptive and not self._worths[name].due()):
                 continue
             began = time.perf_counter()
             asked: list[tuple[int, DraftState]] = []
             drafts: list[tuple[int, Draft]] = []
-            for number, (request, window) in enumerate(zip(requests, windows, strict=True)):
-                if request is None or not window:
-                    continue
+            for number, request in followed:
                 if place == 0 and request.ahead is not None:
-                    drafts.append((number, request.ahead.cut(window)))
+                    drafts.append((number, request.ahead.cut(windows[number])))
                 else:
                     asked.append((number, request.states[name]))
             if asked:

@@ -2,7 +2,8 @@
 
 SMOOTHING = 0.05
 TRIALS = 16
-PROBE_EVERY = 12
+PROBE_EVERY = 3
+OPEN_EVERY = 4
 
 
 class Worth:
@@ -12,16 +13,26 @@ class Worth:
         self.saved = 0.0
         self._asked = 0
         self._passed_over = 0
+        self._closed = 0
+
+    @property
+    def loses(self) -> bool:
+        """Whether it is known to cost more time than it saves."""
+        return self._asked >= TRIALS and self.saved < 0
+
+    def opens(self) -> bool:
+        """Whether a new request is to be followed: always while it gains, else one in `OPEN_EVERY`."""
+        if not self.loses:
+            return True
+        self._closed = (self._closed + 1) % OPEN_EVERY
+        return self._closed == 0
 
     def due(self) -> bool:
-        """Whether to ask it this time: always while it is new or saves time, else one time in `PROBE_EVERY`."""
-        if self._asked < TRIALS or self.saved >= 0:
+        """Whether to ask it now, for a request that it follows: always while it gains, else one time in `PROBE_EVERY`."""
+        if not self.loses:
             return True
-        self._passed_over += 1
-        if self._passed_over < PROBE_EVERY:
-            return False
-        self._passed_over = 0
-        return True
+        self._passed_over = (self._passed_over + 1) % PROBE_EVERY
+        return self._passed_over == 0
 
     def learn(self, saved: float) -> None:
         """Asking it once saved so many seconds (below 0: lost)."""
