@@ -28,7 +28,7 @@ class Worth:
         return self._closed == 0
 
     def due(self) -> bool:
-        """Whether to ask it now, for a request that it follows: always while it gains, else one time in `PROBE_EVERY`."""
+        """Whether to ask it now, for a request that it follows: always while it gains, else one in `PROBE_EVERY`."""
         if not self.loses:
             return True
         self._passed_over = (self._passed_over + 1) % PROBE_EVERY
