@@ -61,7 +61,7 @@ class DecoderChecks:
     """The bounds for each precision of the decoder."""
 
     fp32: DecoderBounds = DecoderBounds(cosine=0.9999, agreement=0.99, divergence=0.001)
-    int8: DecoderBounds = DecoderBounds(cosine=0.95, agreement=0.9, divergence=0.25)
+    int8: DecoderBounds = DecoderBounds(cosine=0.95, agreement=0.9, divergence=0.5)
     int4: DecoderBounds = DecoderBounds(cosine=0.9, agreement=0.75, divergence=1.0)
 
 
