@@ -23,6 +23,7 @@ from ..runtime.processing.golden import IMAGE_FILE
 from ..runtime.processing.processor import Processor
 from ..runtime.speculation.settings import FILE as SETTINGS_FILE
 from ..runtime.speculation.settings import read_settings
+from ..runtime.threads import choose_threads
 from .check import Reference, check_decoder, check_vision, golden_prompt, make_reference, save_reference
 from .checkpoint import Checkpoint, open_checkpoint
 from .export import export_decoder, export_vision, save_graph
@@ -177,7 +178,7 @@ class _Pipeline:
         images = [self.folder / IMAGE_FILE] if "vision" in self.plan.parts else []
         self.prompt = golden_prompt(Processor.load(self.folder), images)
         for part, entry in self.entries.items():
-            engine = self.target.load(self.folder / entry.path, None, entry.options)
+            engine = self.target.load(self.folder / entry.path, choose_threads(part, entry, None), entry.options)
             self.engines[part] = engine
             self._note(part, inputs=tuple(engine.inputs.values()), outputs=tuple(engine.outputs.values()))
 

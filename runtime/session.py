@@ -26,6 +26,7 @@ from .speculation.settings import FILE as SETTINGS_FILE
 from .speculation.settings import Settings, read_settings
 from .speculation.speculator import Speculator
 from .speculation.statistics import SpeculationStatistics
+from .threads import choose_threads
 from .vision import Vision
 
 Messages = str | Sequence[dict[str, Any]]
@@ -84,9 +85,8 @@ class Model:
         entries = self.manifest.targets[target.name].engines
         if "decoder" not in entries:
             raise BundleError(f"targets.{target.name}.engines: found {', '.join(entries)}; a decoder is needed")
-        # A predictor's steps are too small to share among threads.
         self._loaded = {
-            part: target.load(bundle.path / entry.path, 1 if part.startswith(PREDICTOR) else threads, entry.options)
+            part: target.load(bundle.path / entry.path, choose_threads(part, entry, threads), entry.options)
             for part, entry in entries.items()
         }
         self._decoder = decoder = entries["decoder"]
@@ -239,7 +239,8 @@ def load(
 ) -> Model:
     """Load a bundle for answering.
 
-    `target`: one of the bundle's targets, the best that runs here when None. `threads`: cores to use, all when None.
+    `target`: one of the bundle's targets, the best that runs here when None. `threads`: cores to use; all when None,
+    but one for a decoder whose steps are too short to be shared.
     `verify`: hash every file first. `settings`: a YAML file, or a mapping, with the sections `speculation` and `memory`
     (docs/speculation.md); what it leaves out is as the bundle's own settings say.
     Raises BundleError for a bad bundle, EngineError when no target runs here, ConfigError for bad settings.
