@@ -27,7 +27,7 @@ from ..runtime.threads import choose_threads
 from .check import Reference, check_decoder, check_vision, golden_prompt, make_reference, save_reference
 from .checkpoint import Checkpoint, open_checkpoint
 from .export import export_decoder, export_vision, save_graph
-from .lowering import MIN_WIDTH, lower
+from .lowering import MIN_WIDTH, lower, seams
 from .measure import measure_decoder, measure_vision
 from .plan import Plan, check_plan, make_plan
 from .predictor.artifact import Artifact, read_artifact
@@ -156,6 +156,7 @@ class _Pipeline:
             outputs=(),
             parameters=parameters,
             min_width=MIN_WIDTH.get(part, 1),
+            seams=seams(self.model.head_dim) if part == "decoder" else (),
             weight_bytes=path.with_name(f"{path.name}.data").stat().st_size,
         )
 

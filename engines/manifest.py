@@ -41,6 +41,8 @@ class EngineEntry:
 
     `parameters`: weights of the part in the model; `weight_bytes`: what the engine stores for them.
     `min_width`: fewest token rows in a step for which every width gives bit-identical results.
+    `seams`: lengths of the cache at which the attention's arithmetic changes: a token just below one and a token at it
+    or above have the results of plain decoding only in different steps.
     `cost_ms`: measured milliseconds of a step, by width (decoder) or of one tile (vision).
     `accuracy`: the figures of the check against the fp32 model, with the bounds that were applied.
     """
@@ -52,6 +54,7 @@ class EngineEntry:
     parameters: int
     weight_bytes: int
     min_width: int = 1
+    seams: tuple[int, ...] = ()
     options: dict[str, str] = field(default_factory=dict)
     cost_ms: dict[str, float] = field(default_factory=dict)
     accuracy: dict[str, float] = field(default_factory=dict)

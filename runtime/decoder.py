@@ -42,8 +42,8 @@ class _Pass:
 class Decoder:
     """The decoder engine of a bundle."""
 
-    def __init__(self, engine: Engine, model: ModelEntry, min_width: int) -> None:
-        self.engine, self.model, self.min_width = engine, model, min_width
+    def __init__(self, engine: Engine, model: ModelEntry, min_width: int, seams: Sequence[int] = ()) -> None:
+        self.engine, self.model, self.min_width, self.seams = engine, model, min_width, seams
         self.has_vision = "image_features" in engine.inputs
         self._no_features = engine.allocate((1, model.hidden), np.float32)
         self.places = np.arange(model.context_length)
@@ -160,6 +160,16 @@ class Cache:
         for row, own in enumerate(tokens):
             self.lengths[row] += len(own)
         return passed.output
+
+    def widest(self, rows: int) -> int:
+        """The most tokens that the next step over the first `rows` may have for the bits to be those of plain steps.
+
+        Plain steps of two tokens, one of them padding, reach a seam with the token before it; a step that begins
+        before that token has to end before it, and one of all rows ends for each of them at the same width.
+        """
+        ends = [seam - 1 for seam in self._decoder.seams]
+        left = [end - length for length in self.lengths[:rows] for end in ends if length < end]
+        return min(left, default=self.capacity)
 
     def rewind(self, row: int, length: int) -> None:
         """Forget everything of `row` after its first `length` tokens; copies nothing."""

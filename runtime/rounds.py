@@ -64,7 +64,8 @@ class Rounds:
         began = time.perf_counter()
         requests = [row.speculation for row in active]
         room, done = [row.room for row in active], [len(row.tokens) for row in active]
-        plan = self._speculator.plan(requests, room, done, self._window, self._branches)
+        window = min(self._window, self._cache.widest(len(active)) - 1)
+        plan = self._speculator.plan(requests, room, done, window, self._branches)
         drafted = time.perf_counter()
         branches = self._lay_out(plan)
         before = self._cache.lengths[: len(active)]

@@ -93,7 +93,7 @@ class Model:
         vision = self._loaded.get("vision")
         model = self.manifest.model
         self._engines = Engines(
-            Decoder(self._loaded["decoder"], model, decoder.min_width),
+            Decoder(self._loaded["decoder"], model, decoder.min_width, decoder.seams),
             Vision(vision, model.hidden) if vision else None,
             self.make_speculator(settings),
         )

@@ -169,3 +169,38 @@ def test_a_batch_of_eight_ends_raggedly():
         with speculating(vlm, drafters, window_size=6, max_parallel=2):
             found = vlm.generate_batch(wanted)
         assert [result.token_ids for result in found] == expected
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_broad_heads_keep_their_bits_across_the_seams(precision):
+    decoder = model("llama_broad", precision)._engines.decoder
+    assert decoder.seams == (32, 64)
+    generator = np.random.default_rng(3)
+    past, total = 20, 80
+    tokens = generator.integers(0, decoder.model.vocabulary, total).tolist()
+
+    def fresh():
+        cache = decoder.open(1, total + 16)
+        cache.prefill(0, np.array(tokens[:past]), np.arange(past), np.full(past, -1), None, 64)
+        return cache
+
+    cache = fresh()
+    expected = [cache.advance([[token]], [place]).logits[0].copy() for place, token in enumerate(tokens[past:], past)]
+    for wanted in (2, 3, 5, 7, 9):
+        cache, place = fresh(), past
+        while place < total:
+            width = min(wanted, cache.widest(1), total - place)
+            logits = cache.advance([tokens[place : place + width]], [place], every=True).logits[0]
+            np.testing.assert_array_equal(logits[:width], expected[place - past : place - past + width])
+            place += width
+
+
+def test_broad_heads_speculate_in_ragged_batches():
+    vlm = model("llama_broad", "int8")
+    options = [{"max_new_tokens": 70 - 9 * n, "seed": n, **(SAMPLED if n % 2 else {})} for n in range(3)]
+    wanted = [Request(prompt="one two three " * (1 + 2 * n), options=options[n]) for n in range(3)]
+    expected = plain(vlm, wanted)
+    for kind in KINDS:
+        drafters = [Scripted(kind, expected, vlm.manifest.model.vocabulary, b) for b in range(2)]
+        with speculating(vlm, drafters, window_size=8, max_parallel=2):
+            assert [result.token_ids for result in vlm.generate_batch(wanted)] == expected

@@ -48,6 +48,16 @@ ONNX Runtime cuts the rows of a step into blocks; a row that is alone in its blo
 """
 
 
+def seams(head_dim: int) -> tuple[int, ...]:
+    """Lengths of the cache that a step must not straddle, for all widths to give the same bits.
+
+    ONNX Runtime multiplies queries and keys in blocks of 128 of the head's channels, and takes longer blocks while the
+    keys are few (MLAS, `MlasSgemmOperation`): from 64 keys on a head of more than 128 channels is summed up otherwise,
+    one of more than 256 also from 32 keys on.
+    """
+    return tuple(length for length, channels in ((32, 256), (64, 128)) if head_dim > channels)
+
+
 def lower(model: ir.Model, part: str, precision: str) -> ir.Model:
     """Rewrite a canonical graph in place into the form that ONNX Runtime's CPU provider runs best, and return it.
 
