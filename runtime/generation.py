@@ -67,8 +67,7 @@ def _prefill(engines: Engines, cache: Cache, slot: int, row: Row) -> Output:
         slot, prompt.token_ids, prompt.position_ids, prompt.feature_index, features, engines.prefill_chunk
     )
     if row.options.speculate and engines.speculator.settings.enabled:
-        row.speculation = engines.speculator.open(prompt, None if features is None else features.array.view(np.float32))
-        row.stats.speculation = row.speculation.statistics
+        row.follow(engines.speculator.open(prompt, None if features is None else features.array.view(np.float32)))
     _clock(row, "prefill", began)
     return output
 

@@ -13,7 +13,7 @@ from .speculation.drafter import Draft
 from .speculation.journal import Accept, FallBack, Journal, Propose, Rewind, Verify
 from .speculation.policy import Plan
 from .speculation.prefix import agreement
-from .speculation.speculator import Speculator
+from .speculation.speculator import RequestSpeculation, Speculator
 
 NO_DRAFT = Draft("none")
 
@@ -63,9 +63,8 @@ class Rounds:
         active = self._active
         began = time.perf_counter()
         requests = [row.speculation for row in active]
-        room, done = [row.room for row in active], [len(row.tokens) for row in active]
-        window = min(self._window, self._cache.widest(len(active)) - 1)
-        plan = self._speculator.plan(requests, room, done, window, self._branches)
+        speculating = any(request is not None for request in requests)
+        plan = self._plan(requests) if speculating else Plan(((),) * len(active), len(active), 0.0)
         drafted = time.perf_counter()
         branches = self._lay_out(plan)
         before = self._cache.lengths[: len(active)]
@@ -84,11 +83,20 @@ class Rounds:
             pieces.append((row, taken.text))
             emitted.append(len(taken.tokens))
             winners.append((branches[slot][acceptance.branch].draft.drafter, len(taken.tokens) - 1))
-        self._speculator.appraise(plan, winners, verified - drafted)
         clock = Clock(rows, width, drafted - began, verified - drafted, time.perf_counter() - verified)
-        self._learn(plan, clock, emitted)
+        for row in active:
+            row.stats.add("decode", clock.total)
+        if speculating:
+            self._speculator.appraise(plan, winners, clock.verify)
+            self._learn(plan, clock, emitted)
         self._number += 1
         return pieces
+
+    def _plan(self, requests: Sequence[RequestSpeculation | None]) -> Plan:
+        active = self._active
+        room, done = [row.room for row in active], [len(row.tokens) for row in active]
+        window = min(self._window, self._cache.widest(len(active)) - 1)
+        return self._speculator.plan(requests, room, done, window, self._branches)
 
     def _lay_out(self, plan: Plan) -> list[list[Branch]]:
         """Give every branch a row: the first its request's own, further ones copies behind the active rows."""
@@ -150,7 +158,6 @@ class Rounds:
         costs.observe(clock.rows, clock.width, clock.verify)
         plain = costs.seconds(rows, 1)
         for row, count in zip(self._active, emitted, strict=True):
-            row.stats.add("decode", clock.total)
             request = row.speculation
             if request is None:
                 continue

@@ -42,6 +42,12 @@ class Row:
         self._seen = np.zeros(vocabulary, np.bool_)
         self._seen[prompt.token_ids] = True
 
+    def follow(self, speculation: RequestSpeculation) -> None:
+        """Speculate, if any drafter follows the request."""
+        if speculation.states:
+            self.speculation = speculation
+            self.stats.speculation = speculation.statistics
+
     @property
     def position(self) -> int:
         """Position of the last committed token, which the next pass appends."""

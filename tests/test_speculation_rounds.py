@@ -178,6 +178,7 @@ def test_switches_of_a_running_model():
     vlm = model("llama")
     before = vlm._engines.speculator.settings
     try:
+        vlm.configure(adaptive=False)
         stream = vlm.stream(prompt=PROMPTS[1], max_new_tokens=60)
         next(stream)
         vlm.disable_speculation()
@@ -199,6 +200,7 @@ def test_settings_reach_the_model_and_totals_add_up(tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_text("speculation: {window_size: 3, warmup_steps: 8, max_parallel: 2, fallback_thresh: 0.3}")
     with speceyes.load(bundle("llama"), threads=1, settings=path) as vlm:
+        vlm.configure(adaptive=False)
         first = vlm.generate(prompt=PROMPTS[1], max_new_tokens=30)
         batch = vlm.generate_batch([Request(prompt=p, options={"max_new_tokens": 12}) for p in PROMPTS])
         each = [first.stats.speculation, *(result.stats.speculation for result in batch)]
