@@ -286,7 +286,7 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": partial(qwen2_vl, windowed=True),
     "llama": partial(text_decoder, "llama", tie_word_embeddings=True),
-    "llama_broad": partial(text_decoder, "llama", head_dim=320, num_attention_heads=2, num_key_value_heads=1),
+    "llama_broad": partial(text_decoder, "llama", head_dim=320),
     "mistral": partial(text_decoder, "mistral", sliding_window=5),
     "qwen2": partial(text_decoder, "qwen2", tie_word_embeddings=True),
     "qwen2_sliding": _qwen2_sliding,

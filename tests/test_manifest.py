@@ -141,7 +141,7 @@ def test_a_replaced_value(at: tuple[Any, ...], value: Any) -> None:
     survives(json.dumps(document).encode())
 
 
-OPTIONAL = {"min_width", "options", "cost_ms", "accuracy", "format", "version", "hidden_taps"}
+OPTIONAL = {"min_width", "seams", "options", "cost_ms", "accuracy", "format", "version", "hidden_taps"}
 OPTIONAL |= {"image_token_id", "bos_token_id", "pad_token_id", "predictor"}
 NAMED_BY_USER = ("versions", "cost_ms", "accuracy", "options")
 
