@@ -108,7 +108,7 @@ def test_attention_nodes(family: str) -> None:
     kv_heads = found.checkpoint.kv_heads
     assert {node.attributes["q_num_heads"].as_int() for node in nodes} == {4}
     assert {node.attributes["kv_num_heads"].as_int() for node in nodes} == {kv_heads}
-    scale = 24**-0.5 if family == "gemma3_text" else 0.25
+    scale = {"gemma3_text": 24**-0.5, "llama_broad": 320**-0.5}.get(family, 0.25)
     assert {round(node.attributes["scale"].as_float(), 6) for node in nodes} == {round(scale, 6)}
     (function,) = found.parts["decoder"].functions.values()
     assert (function.domain, function.name, function.opset_imports[""]) == ("speceyes", "CachedAttention", 24)
