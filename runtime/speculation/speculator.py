@@ -124,15 +124,16 @@ class Speculator:
             windows.append(min(most, 1) if request is not None and have < request.warmup else most)
         found, drafting = self._draft(requests, windows)
         issued: list[list[Candidate]] = []
-        warm = True
+        any_warm = False
         for request, asked, have, candidates in zip(requests, windows, done, found, strict=True):
+            warm = request is not None and have >= request.warmup
+            any_warm = any_warm or warm
             if request is not None:
-                warm = have >= request.warmup
                 request.candidates, request.asked = tuple(candidates), warm and asked > 0 and bool(drafting)
             cut = [candidate.cut(settings.confidence_thresh) for candidate in candidates]
             issued.append([candidate for candidate in cut if candidate.draft.tokens] if warm else [])
         plan = plan_round(issued, self.costs.seconds, min(settings.max_parallel, branches), settings.adaptive)
-        return replace(plan, drafting=drafting if warm else {})
+        return replace(plan, drafting=drafting if any_warm else {})
 
     def draft_ahead(
         self, requests: Sequence[RequestSpeculation | None], verified: Sequence[Sequence[Draft]]
