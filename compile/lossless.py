@@ -13,8 +13,9 @@ from ..runtime.processing.golden import IMAGE_FILE
 from ..runtime.processing.prompt import Prompt
 from ..runtime.session import Model, Request, load
 from ..runtime.speculation.drafter import Draft, DraftState, Floats
-from ..runtime.speculation.journal import Journal
+from ..runtime.speculation.journal import Journal, ReplayState
 from ..runtime.speculation.lookup import History
+from ..runtime.speculation.prefix import agreement
 from ..runtime.speculation.settings import read_settings
 from ..runtime.speculation.speculator import Speculator
 from .predictor.requests import read_file
@@ -53,15 +54,6 @@ class Lossless:
 
 
 @dataclass
-class _ForcedState:
-    request: int
-    done: int = 0
-
-    def commit(self, tokens: Sequence[int], hidden: Floats) -> None:
-        self.done += len(tokens)
-
-
-@dataclass
 class ForcedDrafter:
     """Drafts the known answers up to a random length, then wrong tokens: every kind of acceptance and rollback."""
 
@@ -71,15 +63,15 @@ class ForcedDrafter:
     generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     opened: int = 0
 
-    def open(self, prompt: Prompt, features: Floats | None) -> _ForcedState:
+    def open(self, prompt: Prompt, features: Floats | None) -> ReplayState:
         self.opened += 1
-        return _ForcedState(self.opened - 1)
+        return ReplayState(self.opened - 1)
 
     def propose(self, states: Sequence[DraftState], windows: Sequence[int], confidence: float) -> list[Draft]:
         drafts = []
         for state, window in zip(states, windows, strict=True):
-            assert isinstance(state, _ForcedState)
-            tokens = list(self.answers[state.request][state.done : state.done + window])
+            assert isinstance(state, ReplayState)
+            tokens = list(self.answers[state.request][state.at : state.at + window])
             for index in range(int(self.generator.integers(0, window + 1)), len(tokens)):
                 tokens[index] = (tokens[index] + 1) % self.vocabulary
             drafts.append(Draft(self.name, tuple(tokens), (1.0,) * len(tokens)))
@@ -176,8 +168,7 @@ class _Replay:
         speculative: Sequence[int],
         journal: Journal,
     ) -> Divergence:
-        pairs = list(zip(plain, speculative, strict=False))
-        position = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+        position = agreement(plain, speculative)
         expected = plain[position] if position < len(plain) else None
         found = speculative[position] if position < len(speculative) else None
         margin = 0.0

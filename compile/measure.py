@@ -34,7 +34,7 @@ def measure_decoder(engine: Engine, model: ModelEntry, measure: Measure) -> dict
             if repeat:
                 seconds[width].append(time.perf_counter() - began)
             cache.rewind(0, past)
-    return {str(width): _milliseconds(found) for width, found in seconds.items()}
+    return {str(width): milliseconds(found) for width, found in seconds.items()}
 
 
 def measure_vision(engine: Engine, model: ModelEntry, tile: Tile, measure: Measure) -> dict[str, float]:
@@ -45,8 +45,9 @@ def measure_vision(engine: Engine, model: ModelEntry, tile: Tile, measure: Measu
         vision.encode([tile])
         if repeat:
             seconds.append(time.perf_counter() - began)
-    return {"1": _milliseconds(seconds)}
+    return {"1": milliseconds(seconds)}
 
 
-def _milliseconds(seconds: list[float]) -> float:
+def milliseconds(seconds: list[float]) -> float:
+    """The lower quartile of measured seconds, in milliseconds."""
     return round(float(np.quantile(seconds, QUANTILE)) * 1e3, 4)

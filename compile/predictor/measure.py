@@ -1,11 +1,11 @@
 """What a drafted token costs."""
 
-import statistics
 import time
 
 import numpy as np
 
 from ...engines.engine import Engine
+from ..measure import milliseconds
 from ..recipe import Measure
 
 ROWS = (1, 2, 4)
@@ -13,7 +13,7 @@ _FEATURES = 64
 
 
 def measure_predictor(engine: Engine, measure: Measure) -> dict[str, float]:
-    """Median milliseconds of one drafted token by rows (requests drafted for at once), with 64 image features each."""
+    """Milliseconds of one drafted token by rows (requests drafted for at once), with 64 image features each."""
     found = {}
     for rows in ROWS:
         sizes = {"rows": rows, "features": _FEATURES}
@@ -29,5 +29,5 @@ def measure_predictor(engine: Engine, measure: Measure) -> dict[str, float]:
             step.run()
             if repeat:
                 seconds.append(time.perf_counter() - began)
-        found[str(rows)] = round(statistics.median(seconds) * 1e3, 4)
+        found[str(rows)] = milliseconds(seconds)
     return found
