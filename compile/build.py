@@ -16,7 +16,7 @@ import yaml
 from .. import __version__
 from ..engines.bundle import Bundle, check_output, hash_file, seal, write_bundle
 from ..engines.engine import Engine
-from ..engines.manifest import EngineEntry, FileEntry, Manifest, ModelEntry, Provenance, TargetEntry
+from ..engines.manifest import EngineEntry, FileEntry, Manifest, ModelEntry, PackEntry, Provenance, TargetEntry
 from ..engines.schema import decode, encode
 from ..engines.target import find_target
 from ..runtime.processing.golden import IMAGE_FILE
@@ -24,7 +24,10 @@ from ..runtime.processing.processor import Processor
 from ..runtime.speculation.settings import FILE as SETTINGS_FILE
 from ..runtime.speculation.settings import read_settings
 from ..runtime.threads import choose_threads
-from .check import Reference, check_decoder, check_vision, golden_prompt, make_reference, save_reference
+from .accuracy.bind import bind_packs, write_readme
+from .accuracy.record import Recorder
+from .accuracy.sample import Sample, cut_prompt
+from .check import Reference, check_decoder, check_vision, encode_tiles, golden_prompt, make_reference
 from .checkpoint import Checkpoint, open_checkpoint
 from .export import export_decoder, export_vision, save_graph
 from .lowering import MIN_WIDTH, lower, seams
@@ -103,20 +106,25 @@ class _Pipeline:
         self.engines: dict[str, Engine] = {}
         self.reference: Reference | None = None
         self.predictor: Artifact | None = None
+        self.recorder: Recorder | None = None
+        self.packs: dict[str, PackEntry] = {}
 
     def stages(self) -> list[tuple[str, Callable[[], None]]]:
         """Names and work, in order."""
-        stages: list[tuple[str, Callable[[], None]]] = [("load", self.load)]
+        stages: list[tuple[str, Callable[[], None]]] = [("load", self.load), ("processing", self.write_processing)]
         for part in self.plan.parts:
             stages.append((f"export {part}", partial(self.export, part)))
+            if self.recipe.accuracy.enabled:
+                stages.append((f"record {part}", partial(self.record, part)))
             stages.append((f"lower {part}", partial(self.lower, part)))
-        stages.append(("processing", self.write_processing))
         if self.recipe.predictor is not None:
             stages.append(("predictor", self.compile_predictor))
         stages.append(("open engines", self.open_engines))
         if self.recipe.check.enabled:
             stages.append(("reference", self.make_reference))
             stages += [(f"check {part}", partial(self.check, part)) for part in self.plan.parts]
+        if self.recipe.accuracy.enabled:
+            stages.append(("accuracy packs", self.bind_packs))
         if self.recipe.measure.enabled:
             stages += [(f"measure {part}", partial(self.measure, part)) for part in self.plan.parts]
             if self.recipe.predictor is not None:
@@ -139,6 +147,10 @@ class _Pipeline:
         self.graph = EXPORTERS[part](self.checkpoint)
         if self.recipe.keep_graphs:
             save_graph(self.graph, self.folder / "graphs" / f"{part}.onnx")
+
+    def record(self, part: str) -> None:
+        assert self.graph is not None and self.recorder is not None
+        self.recorder.record(part, self.graph)
 
     def lower(self, part: str) -> None:
         assert self.graph is not None
@@ -166,6 +178,13 @@ class _Pipeline:
         if self.recipe.settings is not None:
             settings = yaml.safe_dump(encode(read_settings(self.recipe.settings)), sort_keys=False)
             (self.folder / SETTINGS_FILE).write_text(settings)
+        images = [self.folder / IMAGE_FILE] if "vision" in self.plan.parts else []
+        self.prompt = golden_prompt(Processor.load(self.folder), images)
+        if self.recipe.accuracy.enabled:
+            prompt = cut_prompt(self.prompt)
+            features = encode_tiles(self.checkpoint, prompt.tiles)
+            sample = Sample(prompt, features, prompt.tiles[-1] if prompt.tiles else None)
+            self.recorder = Recorder(self.folder, sample, self.recipe.accuracy.steps)
 
     def compile_predictor(self) -> None:
         assert self.recipe.predictor is not None
@@ -173,11 +192,11 @@ class _Pipeline:
         tokenizer = hash_file(self.folder / "tokenizer" / "tokenizer.json")
         self.predictor.check_tokenizer(tokenizer, self.checkpoint.source)
         for part, graph, parameters in compile_predictor(self.predictor, self.checkpoint):
-            self._store(part, graph, "fp32", parameters)
+            precision = self.recipe.precision.predictor if part == STEP else "fp32"
+            lower(graph, part, precision)
+            self._store(part, graph, precision, parameters)
 
     def open_engines(self) -> None:
-        images = [self.folder / IMAGE_FILE] if "vision" in self.plan.parts else []
-        self.prompt = golden_prompt(Processor.load(self.folder), images)
         for part, entry in self.entries.items():
             engine = self.target.load(self.folder / entry.path, choose_threads(part, entry, None), entry.options)
             self.engines[part] = engine
@@ -185,7 +204,6 @@ class _Pipeline:
 
     def make_reference(self) -> None:
         self.reference = make_reference(self.checkpoint, self.prompt, self.recipe.check.steps)
-        save_reference(self.reference, self.folder / "accuracy")
 
     def check(self, part: str) -> None:
         assert self.reference is not None
@@ -196,6 +214,10 @@ class _Pipeline:
         else:
             figures = check_vision(engine, self.model, self.reference, bounds)
         self._note(part, accuracy=figures)
+
+    def bind_packs(self) -> None:
+        self.packs = bind_packs(self.folder, self.engines, self.entries, self.model, self.recipe.accuracy.margin)
+        write_readme(self.folder, self.target.name, self._target_entry())
 
     def measure(self, part: str) -> None:
         engine, measure = self.engines[part], self.recipe.measure
@@ -215,7 +237,6 @@ class _Pipeline:
     def _make_manifest(self, files: tuple[FileEntry, ...]) -> Manifest:
         hashes = {entry.path: entry.sha256 for entry in files}
         versions = {"speceyes": __version__, **{name: importlib.metadata.version(name) for name in COMPILER}}
-        runtime = {"onnxruntime": importlib.metadata.version("onnxruntime")}
         source = self.checkpoint.source
         return Manifest(
             model=self.model,
@@ -226,10 +247,14 @@ class _Pipeline:
             ),
             processing_sha256=hashes["processing.json"],
             tokenizer_sha256=hashes["tokenizer/tokenizer.json"],
-            targets={self.target.name: TargetEntry(versions=runtime, engines=self.entries)},
+            targets={self.target.name: self._target_entry()},
             files=files,
             predictor=self.predictor.entry if self.predictor is not None else None,
         )
+
+    def _target_entry(self) -> TargetEntry:
+        versions = {"onnxruntime": importlib.metadata.version("onnxruntime")}
+        return TargetEntry(versions=versions, engines=self.entries, packs=self.packs)
 
     def _note(self, part: str, **values: object) -> None:
         self.entries[part] = replace(self.entries[part], **values)  # type: ignore[arg-type]

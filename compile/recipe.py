@@ -12,7 +12,7 @@ from ..engines.schema import decode, encode
 from ..engines.target import find_target
 from ..runtime.yaml_file import UniqueKeyLoader, read_yaml
 
-PARTS = ("decoder", "vision")
+PARTS = ("decoder", "vision", "predictor")
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -22,10 +22,11 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
 
 @dataclass(frozen=True)
 class Precision:
-    """Weights of each part. `int8`: one scale per output channel, activations scaled row by row; `int4`: in blocks."""
+    """Weights of each part. `int8`: one scale per output channel; `int4`: in blocks."""
 
     decoder: Literal["fp32", "int8", "int4"] = "int8"
     vision: Literal["fp32", "int8"] = "fp32"
+    predictor: Literal["fp32", "int8"] = "int8"
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,23 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Accuracy:
+    """The accuracy packs: inputs and fp32 outputs that are kept in the bundle, for `speceyes-compile check`.
+
+    `steps`: tokens that the session decodes. `margin`: an engine is held to so many times the error that it has beside
+    the fp32 graph when it is built.
+    """
+
+    enabled: bool = True
+    steps: int = 10
+    margin: float = 4.0
+
+    def __post_init__(self) -> None:
+        _check_range("steps", self.steps, 2, 256)
+        _check_range("margin", self.margin, 1, 1000)
+
+
+@dataclass(frozen=True)
 class Measure:
     """The cost of a step: token rows per step, tokens in the cache before it, runs of each width and of a tile."""
 
@@ -118,6 +136,7 @@ class Recipe:
     predictor: str | None = None
     settings: str | None = None
     check: Check = field(default_factory=Check)
+    accuracy: Accuracy = field(default_factory=Accuracy)
     measure: Measure = field(default_factory=Measure)
 
     def __post_init__(self) -> None:

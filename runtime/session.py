@@ -163,12 +163,12 @@ class Model:
 
     def make_speculator(self, settings: Settings) -> Speculator:
         """A speculator with the drafters that the bundle has and `settings` name, which has learned nothing yet."""
-        speculation, model = settings.speculation, self.manifest.model
+        speculation = settings.speculation
         history = History(speculation.past_outputs)
         drafters: list[Drafter] = []
         if PREDICTOR in speculation.drafters and PREDICTOR in self._loaded:
             image = self._loaded.get(f"{PREDICTOR}_image")
-            drafters.append(PredictorDrafter(self._loaded[PREDICTOR], image, model))
+            drafters.append(PredictorDrafter(self._loaded[PREDICTOR], image, self.manifest.model.hidden))
         if LOOKUP in speculation.drafters:
             drafters.append(LookupDrafter(history))
         return Speculator(speculation, drafters, self._decoder.cost_ms, self._decoder.min_width, history)

@@ -1,15 +1,14 @@
 """The compiled predictor as a drafter: what it proposes is what torch proposes, alone or in a batch."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from speceyes.compile.checkpoint import open_checkpoint
 from speceyes.compile.export import save_graph
+from speceyes.compile.lowering import lower
 from speceyes.compile.predictor.export import export_memory, export_step
 from speceyes.compile.predictor.frozen import borrow
 from speceyes.compile.predictor.model import Predictor
@@ -19,7 +18,6 @@ from speceyes.runtime.processing.prompt import Prompt
 from speceyes.runtime.speculation.drafter import Draft
 from speceyes.runtime.speculation.predictor import PredictorDrafter, PredictorState
 
-from .bundles import model
 from .checkpoints import checkpoint, session_folder
 
 HIDDEN, VOCABULARY, FIRST = 64, 400, 7
@@ -39,9 +37,11 @@ def make_predictor(form: Form = "recurrent", *, images: bool = True, seed: int =
     return predictor
 
 
-def engines(predictor: Predictor) -> tuple[OnnxRuntimeEngine, OnnxRuntimeEngine | None]:
-    folder = session_folder() / f"predictor-{predictor.shape.form}-{predictor.image is not None}"
-    step = save_graph(export_step(predictor), folder / "predictor.onnx")
+def engines(
+    predictor: Predictor, ends: Sequence[int] = (), precision: str = "fp32"
+) -> tuple[OnnxRuntimeEngine, OnnxRuntimeEngine | None]:
+    folder = session_folder() / f"predictor-{predictor.shape.form}-{predictor.image is not None}-{ends}-{precision}"
+    step = save_graph(lower(export_step(predictor, ends), "predictor", precision), folder / "predictor.onnx")
     image = None
     if predictor.image is not None:
         image = OnnxRuntimeEngine(save_graph(export_memory(predictor), folder / "predictor_image.onnx"), threads=1)
@@ -53,13 +53,13 @@ def pair(request: pytest.FixtureRequest) -> tuple[Predictor, PredictorDrafter]:
     """A predictor in torch and the drafter made of it: both forms, and one for a target without images."""
     form: Form = "document" if request.param == "document" else "recurrent"
     predictor = make_predictor(form, images=request.param != "text")
-    return predictor, PredictorDrafter(*engines(predictor), model("idefics3").manifest.model)
+    return predictor, PredictorDrafter(*engines(predictor), HIDDEN)
 
 
 @pytest.fixture(scope="module")
 def recurrent() -> tuple[Predictor, PredictorDrafter]:
     predictor = make_predictor()
-    return predictor, PredictorDrafter(*engines(predictor), model("idefics3").manifest.model)
+    return predictor, PredictorDrafter(*engines(predictor), HIDDEN)
 
 
 def prompt() -> Prompt:
@@ -198,12 +198,24 @@ def test_the_plan_is_what_torch_plans(recurrent: tuple[Predictor, PredictorDraft
 
 def test_a_draft_ends_with_the_answer(recurrent: tuple[Predictor, PredictorDrafter]) -> None:
     predictor, drafter = recurrent
-    entry: Any = model("idefics3").manifest.model
     (whole,) = drafter.propose([begin(drafter, 21, 4)], [5], 0.0)
-    ending = dataclasses.replace(entry, eos_token_ids=(whole.tokens[2],))
     cut = whole.tokens[: whole.tokens.index(whole.tokens[2]) + 1]
-    drafter = PredictorDrafter(*engines(predictor), ending)
-    assert drafter.propose([begin(drafter, 21, 4)], [5], 0.0)[0].tokens == cut
+    drafter = PredictorDrafter(*engines(predictor, ends=whole.tokens[2:3]), HIDDEN)
+    states = [begin(drafter, 21, 4), begin(drafter, 20, 0)]
+    draft, other = drafter.propose(states, [5, 5], 0.0)
+    assert draft.tokens == cut
+    assert other.tokens == PredictorDrafter(*engines(predictor), HIDDEN).propose(states[1:], [5], 0.0)[0].tokens
+
+
+def test_int8_drafts_nearly_the_same(recurrent: tuple[Predictor, PredictorDrafter]) -> None:
+    predictor, exact = recurrent
+    rounded = PredictorDrafter(*engines(predictor, precision="int8"), HIDDEN)
+    same = 0
+    for token in range(20, 60):
+        (draft,), (wanted,) = (d.propose([begin(d, token, 9)], [1], 0.0) for d in (rounded, exact))
+        same += draft.tokens == wanted.tokens
+        assert abs(draft.confidences[0] - wanted.confidences[0]) < 0.15
+    assert same >= 30
 
 
 def test_many_shapes_of_batch(recurrent: tuple[Predictor, PredictorDrafter]) -> None:
@@ -222,18 +234,17 @@ def test_many_shapes_of_batch(recurrent: tuple[Predictor, PredictorDrafter]) -> 
 def test_graphs_take_what_they_promise(tmp_path: Path) -> None:
     step, image = engines(make_predictor())
     assert {name: spec.shape for name, spec in step.inputs.items()} == {
-        "state": ("rows", 32),
         "hidden": ("rows", HIDDEN),
         "token": ("rows",),
-        "position": (1,),
         "memory": ("rows", "features", 32),
         "lengths": ("rows",),
+        "window": (),
+        "threshold": (),
     }
     assert {name: spec.shape for name, spec in step.outputs.items()} == {
-        "next_token": ("rows",),
-        "confidence": ("rows",),
-        "next_hidden": ("rows", HIDDEN),
+        "next_token": ("window", "rows"),
+        "confidence": ("window", "rows"),
+        "next_hidden": ("window", "rows", HIDDEN),
         "mod_probs": ("rows", 4),
-        "next_state": ("rows", 32),
     }
     assert image is not None and image.outputs["memory"].shape == ("features", 32)

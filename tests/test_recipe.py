@@ -101,7 +101,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_precision_in_one_word_or_by_part() -> None:
-    assert parse_precision("int8") == {"decoder": "int8", "vision": "int8"}
+    assert parse_precision("int8") == {"decoder": "int8", "vision": "int8", "predictor": "int8"}
     assert parse_precision("decoder=int4") == {"decoder": "int4"}
     assert parse_precision(" decoder=int8, vision=fp32 ") == {"decoder": "int8", "vision": "fp32"}
     for text in ("decoder=int8,vision", "decoder=int8,decoder=fp32"):

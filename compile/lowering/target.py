@@ -17,7 +17,7 @@ from .int8_rows import quantize_rows
 from .linear import unfold_head
 from .nbits import quantize_nbits
 from .vision_attention import lower_attention
-from .vision_int8 import quantize_tiles
+from .vision_int8 import quantize_draft, quantize_tiles
 
 Rule = Callable[[ir.Model], None]
 
@@ -35,6 +35,8 @@ _RULES: Mapping[str, Mapping[str, tuple[Rule, ...]]] = MappingProxyType(
             "fp32": (lower_attention,),
             "int8": (lower_attention, fuse_projections, quantize_tiles),
         },
+        "predictor": {"fp32": (), "int8": (quantize_draft,)},
+        "predictor_image": {"fp32": ()},
     }
 )
 
@@ -61,7 +63,7 @@ def seams(head_dim: int) -> tuple[int, ...]:
 def lower(model: ir.Model, part: str, precision: str) -> ir.Model:
     """Rewrite a canonical graph in place into the form that ONNX Runtime's CPU provider runs best, and return it.
 
-    `part`: "decoder" or "vision"; `precision`: one of PRECISIONS[part]. The result depends on nothing
+    `part`, `precision`: of PRECISIONS. The result depends on nothing
     else and needs no session option. Raises LoweringError for what the target cannot run.
     """
     allowed = PRECISIONS.get(part)

@@ -1,86 +1,26 @@
-"""The predictor as ONNX graphs: one step of drafting, and the image vector of a request.
+"""The predictor as ONNX graphs: the draft of a round in one run, and what a request's images leave to attend to."""
 
-What is constant is multiplied out once: the step reads projected embeddings instead of projecting them, and the head
-takes the cell's state, since a foreseen hidden state is a linear map of it.
-"""
+from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ...engines.errors import ExportError
+from ...runtime.speculation.predictor import MODULES
 from ..canonical import canonicalise
 from ..checkpoint import Checkpoint
 from ..export import IR_VERSION, OPSET, quiet
 from .artifact import Artifact
 from .image import ImageAttention, ImageMean
+from .loop import WINDOW, add, append, join_loop, pad_turns
 from .model import Predictor
+from .turns import DocumentOpening, DocumentTurn, Opening, Turn
 
 STEP, MEMORY = "predictor", "predictor_image"
-
-
-class StepGraph(nn.Module):
-    """A step of the recurrent form; inputs and outputs as in docs/predictor.md."""
-
-    def __init__(self, predictor: Predictor) -> None:
-        super().__init__()
-        self.predictor = predictor
-        head, bias = predictor.get_buffer("frozen_head"), predictor.get_buffer("frozen_bias")
-        with torch.no_grad():
-            embedding = predictor.get_buffer("frozen_embedding")
-            self.register_buffer("table", predictor.token(F.layer_norm(embedding, embedding.shape[-1:])))
-            self.register_buffer("head", head @ predictor.foresee.weight)
-            self.register_buffer("bias", head @ predictor.foresee.bias + bias)
-
-    def forward(
-        self,
-        state: Tensor,
-        hidden: Tensor,
-        token: Tensor,
-        position: Tensor,
-        memory: Tensor | None = None,
-        lengths: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        predictor = self.predictor
-        assert predictor.hidden is not None and predictor.gates is not None
-        fused = self._see(self._embed(token) + predictor.hidden(hidden), memory, lengths)
-        gate, candidate = predictor.gates(torch.cat([predictor.norm(fused), state], -1)).chunk(2, -1)
-        state = state + torch.sigmoid(gate) * (torch.tanh(candidate) - state)
-        return (*self._judge(state, position), state)
-
-    def _embed(self, token: Tensor) -> Tensor:
-        rows = F.embedding(token, self.predictor.get_buffer("frozen_rows")[:, None])[:, 0]
-        return F.embedding(rows, self.get_buffer("table"))
-
-    def _see(self, fused: Tensor, memory: Tensor | None, lengths: Tensor | None) -> Tensor:
-        if self.predictor.image is None or memory is None or lengths is None:
-            return fused
-        seen: Tensor = self.predictor.image(fused, memory, lengths)
-        return fused + seen
-
-    def _judge(self, state: Tensor, position: Tensor) -> tuple[Tensor, ...]:
-        predictor = self.predictor
-        logits = F.linear(state, self.get_buffer("head"), self.get_buffer("bias"))
-        if predictor.softcap is not None:
-            logits = torch.tanh(logits / predictor.softcap) * predictor.softcap
-        judged = predictor.judge(state)
-        certain = logits.amax(-1) - logits.logsumexp(-1)
-        place = position.clamp(max=predictor.shape.window - 1)
-        scale, shift = (predictor.get_buffer(name).index_select(0, place) for name in ("scale", "shift"))
-        odds = (judged[:, 0] + predictor.certainty * certain) * scale + shift
-        chosen = predictor.get_buffer("frozen_ids").index_select(0, logits.argmax(-1))
-        return chosen, torch.sigmoid(odds), predictor.foresee(state), torch.sigmoid(judged[:, 1:])
-
-
-class DocumentGraph(StepGraph):
-    """The same of the document's form, which has no state and reads neither hidden states nor drafted tokens."""
-
-    def forward(  # type: ignore[override]
-        self, first_token: Tensor, position: Tensor, memory: Tensor | None = None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
-        fused = self.predictor.norm(self._see(self._embed(first_token), memory, lengths))
-        return self._judge(torch.tanh(fused), position)
+_COLLECTED = ("best", "right", "cell", "modules")
+_LONG = (("keys", 3), ("values", 2), ("unseen", 3))
 
 
 class MemoryGraph(nn.Module):
@@ -102,35 +42,73 @@ def compile_predictor(artifact: Artifact, checkpoint: Checkpoint) -> list[tuple[
     predictor = artifact.restore(checkpoint)
     seen = sum(parameter.numel() for parameter in predictor.image.parameters()) if predictor.image is not None else 0
     entry = artifact.entry
-    parts = [(STEP, export_step(predictor), entry.own_parameters + entry.shared_parameters)]
+    parts = [(STEP, export_step(predictor, checkpoint.eos_token_ids), entry.own_parameters + entry.shared_parameters)]
     if predictor.image is not None:
         parts.append((MEMORY, export_memory(predictor), seen))
     return parts
 
 
-def export_step(predictor: Predictor) -> ir.Model:
-    """The canonical graph `predictor`: one drafted token for each row."""
+def export_step(predictor: Predictor, ends: Sequence[int]) -> ir.Model:
+    """The canonical graph `predictor`: a draft for each row, see docs/predictor.md. `ends`: tokens that end answers."""
     rows, hidden = 2, predictor.foresee.out_features
     tokens = torch.zeros(rows, dtype=torch.int64)
-    outputs = ["next_token", "confidence", "next_hidden", "mod_probs"]
+    endings = torch.tensor(ends, dtype=torch.int64)
+    inputs: dict[str, Tensor]
     if predictor.shape.form == "document":
-        graph: StepGraph = DocumentGraph(predictor)
+        opening: nn.Module = DocumentOpening(predictor)
+        turn: nn.Module = DocumentTurn(predictor, endings)
+        carried, outer = ["chance"], ["only"]
         inputs = {"first_token": tokens}
     else:
-        graph = StepGraph(predictor)
-        inputs = {
-            "state": torch.zeros(rows, predictor.shape.state),
-            "hidden": torch.zeros(rows, hidden),
-            "token": tokens,
-        }
-        outputs.append("next_state")
-    dimensions = {name: {0: "rows"} for name in inputs}
-    inputs["position"] = torch.zeros(1, dtype=torch.int64)
+        opening, turn = Opening(predictor), Turn(predictor, endings)
+        carried, outer = (
+            ["row", "flow", "gates", "state", "chance"],
+            ["keys", "values", "unseen"] if predictor.image else [],
+        )
+        inputs = {"hidden": torch.zeros(rows, hidden), "token": tokens}
+    dynamic: dict[str, dict[int, str]] = {name: {0: "rows"} for name in inputs}
     if predictor.image is not None:
         memory = predictor.image.remember(torch.zeros(5, hidden))
         inputs |= {"memory": memory.expand(rows, -1, -1).clone(), "lengths": tokens.clone()}
-        dimensions |= {"memory": {0: "rows", 1: "features"} if len(memory) > 1 else {0: "rows"}, "lengths": {0: "rows"}}
-    return _export(graph, inputs, outputs, dimensions)
+        dynamic |= {"memory": {0: "rows", 1: "features"} if len(memory) > 1 else {0: "rows"}, "lengths": {0: "rows"}}
+    names = [*carried, *outer]
+    graph = _export(opening, inputs, names, dynamic)
+    with torch.no_grad():
+        flows = dict(zip(names, opening(**inputs), strict=True))
+    dimensions = {name: {0: "rows"} for name in names}
+    dimensions |= {name: {0: "rows", axis: "features"} for name, axis in _LONG if name in names}
+    following = [f"next_{name}" for name in carried]
+    body = _export(turn, {"position": torch.tensor(0), **flows}, [*following, *_COLLECTED], dimensions)
+    _close(graph, join_loop(graph, body, len(carried), _COLLECTED), predictor)
+    return graph
+
+
+def _close(model: ir.Model, collected: Sequence[ir.Value], predictor: Predictor) -> None:
+    """The outputs: drafts of `window` tokens, zeros behind the last turn, and the work plan of the first."""
+    graph = model.graph
+    row, chance, state = pad_turns(graph, collected[:3], ("rows drafted", "chances", "states"))
+    ids = add(graph, "ids", predictor.get_buffer("frozen_ids").numpy())
+    last = add(graph, "last axis", np.array([-1]))
+    token = append(graph, "Gather", [ids, row], {"axis": 0}, name="next_token")
+    confidence = append(graph, "Squeeze", [chance, last], name="confidence")
+    foresee = predictor.foresee
+    weight = add(graph, "foresee.weight", foresee.weight.detach().numpy().T.copy())
+    product = append(graph, "MatMul", [state, weight], name="foreseen")
+    hidden = append(
+        graph, "Add", [product, add(graph, "foresee.bias", foresee.bias.detach().numpy())], name="next_hidden"
+    )
+    first = append(graph, "Gather", [collected[3], add(graph, "first", np.array(0))], {"axis": 0}, name="plan")
+    plan = append(graph, "Sigmoid", [first], name="mod_probs")
+    shapes = {
+        token: (WINDOW, "rows"),
+        confidence: (WINDOW, "rows"),
+        hidden: (WINDOW, "rows", foresee.out_features),
+        plan: ("rows", len(MODULES)),
+    }
+    for value, shape in shapes.items():
+        value.type = ir.TensorType(ir.DataType.INT64 if value is token else ir.DataType.FLOAT)
+        value.shape = ir.Shape(shape)
+        graph.outputs.append(value)
 
 
 def export_memory(predictor: Predictor) -> ir.Model:

@@ -7,12 +7,12 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engines.engine import Array, Buffer, Engine, Step
-from ...engines.manifest import ModelEntry
+from ...engines.engine import Buffer, Engine, Step
 from ..processing.prompt import Prompt
 from .drafter import Draft, DraftState, Floats
 
@@ -22,6 +22,8 @@ MODULES = ("text_encoder", "image_encoder", "cross_attention", "decoder")
 
 _BLOCK = 64
 _KEPT = 16
+_LEAST = 1e-9
+"""Below it a confidence is none: the engine gives 0 behind the end of an answer."""
 
 
 class PredictorState:
@@ -51,10 +53,10 @@ class PredictorDrafter:
 
     name = NAME
 
-    def __init__(self, predictor: Engine, image: Engine | None, model: ModelEntry) -> None:
-        self._engine, self._image, self._model = predictor, image, model
-        self._end = frozenset(model.eos_token_ids)
-        self._chains: OrderedDict[tuple[int, int], _Chain] = OrderedDict()
+    def __init__(self, predictor: Engine, image: Engine | None, hidden: int) -> None:
+        """`hidden`: width of the model's hidden states."""
+        self._engine, self._image, self._hidden = predictor, image, hidden
+        self._benches: OrderedDict[tuple[int, int], _Bench] = OrderedDict()
         self._lock = threading.Lock()
 
     def open(self, prompt: Prompt, features: Floats | None) -> PredictorState:
@@ -62,7 +64,7 @@ class PredictorDrafter:
         memory: Floats = np.zeros((0, 0), np.float32)
         if self._image is not None and features is not None and len(features):
             memory = self._remember(self._image, features)
-        return PredictorState(self._model.hidden, int(prompt.token_ids[0]), memory)
+        return PredictorState(self._hidden, int(prompt.token_ids[0]), memory)
 
     def propose(self, states: Sequence[DraftState], windows: Sequence[int], confidence: float) -> list[Draft]:
         """See Drafter.propose. A draft also ends after a token that ends answers."""
@@ -70,10 +72,10 @@ class PredictorDrafter:
         asked = [i for i, state in enumerate(states) if windows[i] > 0 and _own(state).token is not None]
         if asked:
             with self._lock:
-                chain = self._load([_own(states[i]) for i in asked])
-                lengths, certain = self._run(chain, [windows[i] for i in asked], confidence)
+                bench = self._load([_own(states[i]) for i in asked])
+                found = bench.draft(max(windows[i] for i in asked), confidence)
                 for row, i in enumerate(asked):
-                    drafts[i] = chain.draft(row, lengths[row], certain[row])
+                    drafts[i] = found.take(row, windows[i], confidence)
         return drafts
 
     def plan(self, states: Sequence[DraftState]) -> Floats:
@@ -85,42 +87,21 @@ class PredictorDrafter:
         asked = [i for i, state in enumerate(states) if _own(state).token is not None]
         if asked:
             with self._lock:
-                chain = self._load([_own(states[i]) for i in asked])
-                chain.run(0)
-                plans[asked] = chain.modules.array
+                plans[asked] = self._load([_own(states[i]) for i in asked]).draft(1, 1.0).plan
         return plans
 
-    def _run(self, chain: "_Chain", windows: Sequence[int], confidence: float) -> tuple[list[int], list[list[float]]]:
-        """Draft until every row has ended; the tokens kept of each row and their cumulative confidences."""
-        lengths, certain = [0] * len(windows), [[1.0] for _ in windows]
-        open_rows = list(range(len(windows)))
-        for depth in range(max(windows)):
-            tokens, confidences = chain.run(depth)
-            for row in list(open_rows):
-                cumulative = certain[row][-1] * float(confidences[row])
-                if cumulative < confidence:
-                    open_rows.remove(row)
-                    continue
-                certain[row].append(cumulative)
-                lengths[row] = depth + 1
-                if lengths[row] == windows[row] or int(tokens[row]) in self._end:
-                    open_rows.remove(row)
-            if not open_rows:
-                break
-        return lengths, [found[1:] for found in certain]
-
-    def _load(self, states: Sequence[PredictorState]) -> "_Chain":
+    def _load(self, states: Sequence[PredictorState]) -> "_Bench":
         """The buffers for so many rows and features, filled."""
         features = max(len(state.memory) for state in states)
         key = (len(states), -(-max(1, features) // _BLOCK) * _BLOCK)
-        if key not in self._chains:
-            self._chains[key] = _Chain(self._engine, *key)
-            if len(self._chains) > _KEPT:
-                self._chains.popitem(last=False)
-        self._chains.move_to_end(key)
-        chain = self._chains[key]
-        chain.load(states)
-        return chain
+        if key not in self._benches:
+            self._benches[key] = _Bench(self._engine, *key)
+            if len(self._benches) > _KEPT:
+                self._benches.popitem(last=False)
+        self._benches.move_to_end(key)
+        bench = self._benches[key]
+        bench.load(states)
+        return bench
 
     def _remember(self, engine: Engine, features: Floats) -> Floats:
         rows, width = engine.outputs["memory"].shape
@@ -131,77 +112,76 @@ class PredictorDrafter:
         return memory.array.view(np.float32)
 
 
-class _Chain:
-    """Buffers of some rows: what each step writes, the next one reads, so nothing is copied between steps."""
+@dataclass(frozen=True)
+class _Drafted:
+    """Outputs of a run: tokens and confidences [window, rows], hidden states [window, rows, hidden], plan [rows, 4].
+
+    A confidence is the chance that the token and all before it are right; it is 0 where nothing was drafted.
+    """
+
+    tokens: NDArray[np.int64]
+    confidences: Floats
+    hidden: Floats
+    plan: Floats
+
+    def take(self, row: int, window: int, confidence: float) -> Draft:
+        """The draft of a row: at most `window` tokens, none whose confidence is below `confidence`."""
+        chances = self.confidences[:window, row].tolist()
+        least = max(confidence, _LEAST)
+        length = next((i for i, chance in enumerate(chances) if chance < least), len(chances))
+        if not length:
+            return Draft(NAME)
+        tokens = tuple(self.tokens[:length, row].tolist())
+        return Draft(NAME, tokens, tuple(chances[:length]), self.hidden[:length, row].copy())
+
+
+class _Bench:
+    """Buffers of some rows, bound once for each window."""
 
     def __init__(self, engine: Engine, rows: int, features: int) -> None:
-        self._engine, self._rows = engine, rows
-        self._fixed: dict[str, Buffer] = {}
-        for name in ("first_token", "memory", "lengths"):
-            if name in engine.inputs:
-                self._fixed[name] = self._allocate(name, features)
-        self.modules = self._allocate("mod_probs")
+        self._engine, self._sizes = engine, {"rows": rows, "features": features}
+        self._inputs = {name: self._allocate(name) for name in engine.inputs}
         self._held: list[int | None] = [None] * rows
-        self._flow = [{name: self._allocate(name) for name in ("state", "hidden", "token") if name in engine.inputs}]
-        self._said: list[dict[str, Buffer]] = []
-        self._steps: list[Step] = []
+        self._runs: dict[int, tuple[Step, _Drafted]] = {}
 
     def load(self, states: Sequence[PredictorState]) -> None:
         """Put requests into the rows; the memory of one that is there already is not copied again."""
-        first = self._flow[0]
+        arrays = {name: buffer.array for name, buffer in self._inputs.items()}
         for row, state in enumerate(states):
-            if "token" in first:
-                first["token"].array[row] = state.token  # type: ignore[assignment]
-                first["hidden"].array[row] = state.hidden
+            if "token" in arrays:
+                arrays["token"][row] = state.token  # type: ignore[assignment]
+                arrays["hidden"][row] = state.hidden
             if self._held[row] == state.serial:
                 continue
             self._held[row] = state.serial
-            if "first_token" in self._fixed:
-                self._fixed["first_token"].array[row] = state.first_token  # type: ignore[assignment]
-            if "memory" in self._fixed:
+            if "first_token" in arrays:
+                arrays["first_token"][row] = state.first_token  # type: ignore[assignment]
+            if "memory" in arrays:
                 length = len(state.memory)
-                memory = self._fixed["memory"].array
                 if length:
-                    memory[row, :length] = state.memory
-                memory[row, length:] = 0
-                self._fixed["lengths"].array[row] = length  # type: ignore[assignment]
+                    arrays["memory"][row, :length] = state.memory
+                arrays["memory"][row, length:] = 0
+                arrays["lengths"][row] = length  # type: ignore[assignment]
 
-    def run(self, depth: int) -> tuple[NDArray[np.int64], Floats]:
-        """Draft the tokens of `depth`, those before having been drafted: ids [rows] and confidences [rows]."""
-        if depth == len(self._steps):
-            self._bind()
-        self._steps[depth].run()
-        said = self._said[depth]
-        return said["next_token"].array.view(np.int64), said["confidence"].array.view(np.float32)
+    def draft(self, window: int, confidence: float) -> _Drafted:
+        """Draft for all rows until `window` tokens are drafted or no row is confident; the next run overwrites it."""
+        if window not in self._runs:
+            self._runs[window] = self._bind(window)
+        step, drafted = self._runs[window]
+        self._inputs["window"].array[...] = window
+        self._inputs["threshold"].array[...] = max(confidence, _LEAST)
+        step.run()
+        return drafted
 
-    def draft(self, row: int, length: int, confidences: Sequence[float]) -> Draft:
-        """The first `length` tokens of a row."""
-        said = self._said[:length]
-        tokens = tuple(int(step["next_token"].array[row]) for step in said)
-        if not tokens:
-            return Draft(NAME)
-        hidden: Array = np.stack([step["next_hidden"].array[row] for step in said])
-        return Draft(NAME, tokens, tuple(confidences), hidden.view(np.float32))
+    def _bind(self, window: int) -> tuple[Step, _Drafted]:
+        outputs = {name: self._allocate(name, window) for name in self._engine.outputs}
+        arrays = (outputs[name].array for name in ("next_token", "confidence", "next_hidden", "mod_probs"))
+        return self._engine.bind({**self._inputs, **outputs}), _Drafted(*arrays)  # type: ignore[arg-type]
 
-    def _bind(self) -> None:
-        """One step more: it reads what the last one wrote."""
-        said = {name: self._allocate(name) for name in ("next_token", "confidence", "next_hidden")}
-        self._said.append(said)
-        flow = self._flow[-1]
-        position = self._allocate("position")
-        position.array[0] = len(self._steps)  # type: ignore[assignment]
-        buffers = {**self._fixed, **flow, **said, "position": position, "mod_probs": self.modules}
-        if flow:
-            after = {"state": self._allocate("state"), "hidden": said["next_hidden"], "token": said["next_token"]}
-            buffers["next_state"] = after["state"]
-            self._flow.append(after)
-        self._steps.append(self._engine.bind(buffers))
-
-    def _allocate(self, name: str, features: int = 0) -> Buffer:
+    def _allocate(self, name: str, window: int = 0) -> Buffer:
         spec = self._engine.inputs.get(name) or self._engine.outputs[name]
-        sizes = {"rows": self._rows, "features": features}
-        shape = [size if isinstance(size, int) else sizes[size] for size in spec.shape]
-        return self._engine.allocate(shape, spec.dtype)
+        sizes = {**self._sizes, "window": window}
+        return self._engine.allocate([d if isinstance(d, int) else sizes[d] for d in spec.shape], spec.dtype)
 
 
 def _own(state: DraftState) -> PredictorState:
