@@ -121,7 +121,7 @@ class Turn(nn.Module):
         unseen: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """-> row, flow, gates, state and chance for the next turn; row, chance, state and work plan of this one."""
-        fused, *query = (flow + F.embedding(row, self.get_buffer("table"))).split(self.shares, -1)
+        fused, *query = torch.split(flow + F.embedding(row, self.get_buffer("table")), self.shares, -1)
         if isinstance(self.image, ImageAttention) and keys is not None and values is not None:
             rows = query[0].view(row.shape[0], self.image.heads, 1, self.image.head_width)
             found = torch.softmax(rows @ keys + unseen, -1) @ values
@@ -129,7 +129,7 @@ class Turn(nn.Module):
         gate, candidate = (self.norm(fused) @ self.get_buffer("gates") + gates).chunk(2, -1)
         state = state + torch.sigmoid(gate) * (torch.tanh(candidate) - state)
         products = state @ self.get_buffer("joined") + self.get_buffer("joined_bias")
-        flow, gates, logits, odds, modules = products.split(self.products, -1)
+        flow, gates, logits, odds, modules = torch.split(products, self.products, -1)
         row, right, chance = self.judge(logits, odds, chance, position)
         return row, flow, gates, state, chance, row, right, state, modules
 
