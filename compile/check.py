@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +14,13 @@ from ..engines.errors import AccuracyError, PromptError
 from ..engines.manifest import ModelEntry
 from ..runtime.decoder import PREFILL_CHUNK, Decoder
 from ..runtime.processing.processor import Processor
-from ..runtime.processing.prompt import Prompt
+from ..runtime.processing.prompt import Prompt, Tile
 from ..runtime.vision import Vision
+from .accuracy.figures import Floats, compare_logits, lowest_cosine
 from .checkpoint import Checkpoint
 from .recipe import DecoderBounds, VisionBounds
 
 QUESTION = "Describe this in detail."
-Floats = NDArray[np.float32]
 Figures = dict[str, float]
 
 
@@ -50,17 +49,24 @@ def golden_prompt(processor: Processor, images: Sequence[Path]) -> Prompt:
 @torch.no_grad()
 def make_reference(checkpoint: Checkpoint, prompt: Prompt, steps: int) -> Reference:
     """Run the fp32 model in torch with its own attention and cache, and decode `steps` tokens greedily."""
-    model, family = checkpoint.model, checkpoint.family
-    vision = family.vision_part(model)
-    features = None
-    states = model.get_input_embeddings()(torch.from_numpy(prompt.token_ids)[None])
-    if vision is not None and prompt.tiles:
-        rows = [vision.module(**{k: torch.from_numpy(v) for k, v in tile.inputs.items()}) for tile in prompt.tiles]
-        features = torch.cat(rows)
+    features = encode_tiles(checkpoint, prompt.tiles)
+    states = checkpoint.model.get_input_embeddings()(torch.from_numpy(prompt.token_ids)[None])
+    if features is not None:
         index = torch.from_numpy(prompt.feature_index)
-        states[0, index >= 0] = features[index[index >= 0]]
+        states[0, index >= 0] = torch.from_numpy(features)[index[index >= 0]]
     tokens, logits = _decode(checkpoint, states, prompt, steps)
-    return Reference(prompt, None if features is None else features.numpy(), tokens, logits)
+    return Reference(prompt, features, tokens, logits)
+
+
+@torch.no_grad()
+def encode_tiles(checkpoint: Checkpoint, tiles: Sequence[Tile]) -> Floats | None:
+    """The fp32 model's features of the tiles, float32 [features, hidden]; None without tiles or a vision part."""
+    vision = checkpoint.family.vision_part(checkpoint.model)
+    if vision is None or not tiles:
+        return None
+    rows = [vision.module(**{k: torch.from_numpy(v) for k, v in tile.inputs.items()}) for tile in tiles]
+    features: Floats = torch.cat(rows).numpy()
+    return features
 
 
 def check_vision(engine: Engine, model: ModelEntry, reference: Reference, bounds: VisionBounds) -> Figures:
@@ -90,50 +96,6 @@ def check_decoder(
     for step, token in enumerate(reference.tokens[:-1]):
         found[step + 1] = cache.advance([[token]], [prompt.next_position + step]).logits[0]
     return _judge("decoder", compare_logits(reference.logits, found), bounds)
-
-
-def compare_logits(wanted: Floats, found: Floats) -> Figures:
-    """Lowest cosine, share of equal best tokens, highest KL divergence in nats, over rows [rows, vocabulary]."""
-    log_wanted, log_found = log_softmax(wanted), log_softmax(found)
-    divergence = (np.exp(log_wanted) * (log_wanted - log_found)).sum(axis=-1)
-    return {
-        "cosine": lowest_cosine(wanted, found),
-        "agreement": float((wanted.argmax(axis=-1) == found.argmax(axis=-1)).mean()),
-        "divergence": float(divergence.max()),
-    }
-
-
-def lowest_cosine(wanted: Floats, found: Any) -> float:
-    """The smallest cosine between rows of the same number."""
-    a, b = wanted.astype(np.float64), np.asarray(found, np.float64)
-    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-    return float(((a * b).sum(axis=-1) / norms).min())
-
-
-def log_softmax(logits: Floats) -> NDArray[np.float64]:
-    """Over the last axis, in float64."""
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    logs: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return logs
-
-
-def save_reference(reference: Reference, folder: Path) -> None:
-    """Write the golden request and the fp32 model's answer to it: arrays without pickled objects."""
-    folder.mkdir(parents=True, exist_ok=True)
-    prompt = reference.prompt
-    np.savez(
-        folder / "decoder.npz",
-        token_ids=prompt.token_ids,
-        feature_index=prompt.feature_index,
-        position_ids=prompt.position_ids,
-        answer_ids=reference.tokens,
-        logits=reference.logits,
-    )
-    if reference.features is not None:
-        arrays: dict[str, Any] = {"image_features": reference.features}
-        for number, tile in enumerate(prompt.tiles):
-            arrays |= {f"tile{number}.{name}": values for name, values in tile.inputs.items()}
-        np.savez(folder / "vision.npz", **arrays)
 
 
 def _decode(

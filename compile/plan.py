@@ -63,6 +63,8 @@ def make_plan(checkpoint: Checkpoint, recipe: Recipe) -> Plan:
     weights = sum(part.fp32_bytes for part in parts.values())
     engines = sum(part.engine_bytes for part in parts.values())
     graphs = weights if recipe.keep_graphs else 0
+    if recipe.accuracy.enabled:
+        graphs += max(part.fp32_bytes for part in parts.values())
     running = engines + _TOKENIZER * _size(checkpoint.folder / "tokenizer.json")
     memory = int(_SLACK * (_LIBRARIES + weights + engines + max(running, copies)))
     return Plan(parts, memory=memory, disk=engines + graphs + 50_000_000)

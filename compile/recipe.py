@@ -97,7 +97,7 @@ class Accuracy:
 
     enabled: bool = True
     steps: int = 10
-    margin: float = 4.0
+    margin: float = 2.0
 
     def __post_init__(self) -> None:
         _check_range("steps", self.steps, 2, 256)

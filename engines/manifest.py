@@ -69,11 +69,32 @@ class EngineEntry:
 
 
 @dataclass(frozen=True)
+class PackEntry:
+    """An accuracy pack and what the target's engines have to reach beside the reference outputs in it.
+
+    `path`: its folder. An element may be off by `atol` + `rtol` times its magnitude; `atol` is by output, under `*` for
+    those not named. `cosine`: lowest of a row; `agreement`: least share of rows with the same largest element.
+    """
+
+    path: str
+    atol: dict[str, float]
+    rtol: float
+    cosine: float
+    agreement: float
+
+    def __post_init__(self) -> None:
+        check_path(self.path)
+        if min(self.rtol, *self.atol.values()) < 0 or "*" not in self.atol:
+            raise ManifestError(f"atol, rtol: found {self.atol}, {self.rtol}; 0 or more is allowed, and `*` is needed")
+
+
+@dataclass(frozen=True)
 class TargetEntry:
-    """The engines built for one target and the versions they were built with."""
+    """The engines built for one target, the versions they were built with, and accuracy packs by part."""
 
     versions: dict[str, str]
     engines: dict[str, EngineEntry]
+    packs: dict[str, PackEntry] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -175,6 +196,9 @@ class Manifest:
                     raise ManifestError(
                         f"targets.{target}.engines.{part}: there is no entry `predictor` to describe it"
                     )
+            for part, pack in build.packs.items():
+                if not any(path.startswith(f"{pack.path}/") for path in paths):
+                    raise ManifestError(f"targets.{target}.packs.{part}.path: no file of {pack.path!r} is in files")
         if self.predictor is not None:
             self._check_predictor(self.predictor)
 

@@ -10,7 +10,7 @@ import click
 from ...engines.errors import SpecEyesError
 
 TRACEBACK = "SPECEYES_TRACEBACK"
-COMPILER_MODULES = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "psutil")
+COMPILER_MODULES = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors", "psutil", "polygraphy")
 
 
 def guard(command: Callable[[], object]) -> int:
