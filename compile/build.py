@@ -193,6 +193,8 @@ class _Pipeline:
         self.predictor.check_tokenizer(tokenizer, self.checkpoint.source)
         for part, graph, parameters in compile_predictor(self.predictor, self.checkpoint):
             precision = self.recipe.precision.predictor if part == STEP else "fp32"
+            if self.recorder is not None:
+                self.recorder.record(part, graph)
             lower(graph, part, precision)
             self._store(part, graph, precision, parameters)
 

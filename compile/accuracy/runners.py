@@ -43,6 +43,8 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
         for name, spec in engine.inputs.items():
             array = feed_dict[name]
             sizes |= {dim: size for dim, size in zip(spec.shape, array.shape, strict=True) if isinstance(dim, str)}
+            if array.shape == () and np.issubdtype(array.dtype, np.integer):
+                sizes[name] = int(array)
             buffers[name] = engine.allocate(array.shape, spec.dtype)
             buffers[name].array[...] = array
         for name, spec in engine.outputs.items():

@@ -105,15 +105,18 @@ def step_sample(sample: Sample) -> Sample:
     return replace(sample, prompt=cut)
 
 
-def drawn_feed(inputs: Mapping[str, tuple[str, tuple[int | str, ...]]], position: int) -> Feed:
-    """Seeded inputs for a graph of the predictor: normal values, small token ids, two rows, three image features."""
-    generator = np.random.default_rng(position)
+def drawn_feed(inputs: Mapping[str, tuple[str, tuple[int | str, ...]]], seed: int) -> Feed:
+    """Drawn inputs for a graph of the predictor: two rows, three image features, a draft of two tokens."""
+    generator = np.random.default_rng(seed)
     sizes = {"rows": 2, "features": 3}
+    integers = {"window": 2, "lengths": sizes["features"]}
     feed: Feed = {}
     for name, (dtype, dimensions) in inputs.items():
         shape = [size if isinstance(size, int) else sizes[size] for size in dimensions]
-        values = generator.standard_normal(shape)
-        feed[name] = values.astype(dtype) if dtype == "float32" else np.full(shape, position, np.int64)
-    if "lengths" in feed:
-        feed["lengths"][:] = sizes["features"]
+        if dtype == "int64":
+            feed[name] = np.full(shape, integers.get(name, seed), np.int64)
+        elif shape:
+            feed[name] = generator.standard_normal(shape, np.float32)
+        else:
+            feed[name] = np.zeros(shape, np.float32)
     return feed
