@@ -84,8 +84,9 @@ class PackEntry:
 
     def __post_init__(self) -> None:
         check_path(self.path)
-        if min(self.rtol, *self.atol.values()) < 0 or "*" not in self.atol:
-            raise ManifestError(f"atol, rtol: found {self.atol}, {self.rtol}; 0 or more is allowed, and `*` is needed")
+        for name, value in (("rtol", self.rtol), *((f"atol.{output}", value) for output, value in self.atol.items())):
+            if value < 0:
+                raise ManifestError(f"{name}: found {value}; it cannot be negative")
 
 
 @dataclass(frozen=True)

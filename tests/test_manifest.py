@@ -14,6 +14,7 @@ from speceyes.engines.manifest import (
     FileEntry,
     Manifest,
     ModelEntry,
+    PackEntry,
     PredictorEntry,
     Provenance,
     TargetEntry,
@@ -57,9 +58,14 @@ SAMPLE = Manifest(
                     accuracy={"cosine": 0.999},
                 )
             },
+            packs={"decoder": PackEntry("accuracy/decoder", {"*": 0.1, "logits": 0.5}, 1e-5, 0.99, 0.9)},
         )
     },
-    files=(FileEntry("engines/onnxruntime-cpu/decoder.onnx", 10, HASH), FileEntry("processing.json", 3, HASH)),
+    files=(
+        FileEntry("engines/onnxruntime-cpu/decoder.onnx", 10, HASH),
+        FileEntry("processing.json", 3, HASH),
+        FileEntry("accuracy/decoder/inputs.json", 5, HASH),
+    ),
     predictor=PredictorEntry(3, 40, 5000, 900, HASH, HASH, (0.5, 0.4, 0.3), 0.02, {}, {}),
 )
 
@@ -141,9 +147,9 @@ def test_a_replaced_value(at: tuple[Any, ...], value: Any) -> None:
     survives(json.dumps(document).encode())
 
 
-OPTIONAL = {"min_width", "seams", "options", "cost_ms", "accuracy", "format", "version", "hidden_taps"}
+OPTIONAL = {"min_width", "seams", "options", "cost_ms", "accuracy", "format", "version", "hidden_taps", "packs"}
 OPTIONAL |= {"image_token_id", "bos_token_id", "pad_token_id", "predictor"}
-NAMED_BY_USER = ("versions", "cost_ms", "accuracy", "options")
+NAMED_BY_USER = ("versions", "cost_ms", "accuracy", "options", "atol")
 
 
 @pytest.mark.parametrize(
@@ -187,6 +193,9 @@ def test_an_unknown_key_names_the_nearest() -> None:
         (("targets", "onnxruntime-cpu", "engines", "decoder", "weight_bytes"), -1, "weight_bytes: found -1"),
         (("targets", "onnxruntime-cpu", "engines", "decoder", "cost_ms", "1"), "fast", "float is expected"),
         (("targets", "onnxruntime-cpu", "engines", "decoder", "cost_ms", "1"), 10**400, "float is expected"),
+        (("targets", "onnxruntime-cpu", "packs", "decoder", "path"), "accuracy/none", "no file of 'accuracy/none'"),
+        (("targets", "onnxruntime-cpu", "packs", "decoder", "path"), "../accuracy", "a path inside the bundle"),
+        (("targets", "onnxruntime-cpu", "packs", "decoder", "atol", "logits"), -0.1, "atol.logits: found -0.1"),
         (("targets",), [], "a mapping is expected"),
     ],
 )

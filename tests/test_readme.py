@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -28,7 +29,7 @@ from .checkpoints import checkpoint, exported
 ROOT = Path(speceyes.__file__).parent
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("recipe", "bundle", "cli", "lowering", "speculation", "predictor")),
+    *(f"docs/{name}.md" for name in ("recipe", "bundle", "cli", "lowering", "speculation", "predictor", "accuracy")),
 )
 RUNTIME_PAGE = "docs/runtime.md"
 
@@ -85,9 +86,14 @@ def _check_script(desk: Path, words: list[str]) -> None:
     subprocess.run(["bash", "-n", ROOT / words[1]], check=True)
 
 
+def _run_polygraphy(desk: Path, words: list[str]) -> None:
+    subprocess.run([Path(sys.executable).with_name("polygraphy"), *words[1:]], check=True, cwd=desk)
+
+
 RULES: dict[str, Callable[[Path, list[str]], None]] = {
     r"(\.venv/bin/)?speceyes-compile": _run_compiler,
     r"bash": _check_script,
+    r"polygraphy": _run_polygraphy,
 }
 
 

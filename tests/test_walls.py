@@ -76,7 +76,7 @@ def test_the_runtime_does_not_load_the_compiler() -> None:
     assert modules.isdisjoint({*HEAVY, "click", "rich"})
 
 
-@pytest.mark.parametrize("command", ["", "build", "inspect", "ask", "train-predictor"])
+@pytest.mark.parametrize("command", ["", "build", "inspect", "check", "ask", "train-predictor"])
 def test_help_does_not_load_the_compiler(command: str) -> None:
     arguments = [command, "--help"] if command else ["--help"]
     modules = loaded(f"from speceyes.compile.cli import run; assert run({arguments!r}) == 0")

@@ -8,7 +8,7 @@ from ...engines.manifest import EngineEntry, ModelEntry, PackEntry, TargetEntry
 from .bounds import REST, make_entry
 from .check import figures_of, judge_runs, run_pack
 from .commands import make_readme
-from .pack import FOLDER, SESSION, Pack
+from .pack import FOLDER, SESSION, Pack, pack_path
 
 _ANYTHING = PackEntry(FOLDER, {REST: 0.0}, 0.0, -1.0, 0.0)
 
@@ -20,9 +20,9 @@ def bind_packs(
     packs = {}
     for part, entry in entries.items():
         for name in (part, SESSION) if part == "decoder" else (part,):
-            reference, found, *_ = run_pack(name, Pack(folder, name), engines[part], model, entry)
+            reference, found, *_ = run_pack(name, Pack(folder, pack_path(name)), engines[part], model, entry)
             figures = figures_of(judge_runs(reference, found, _ANYTHING))
-            packs[name] = make_entry(f"{FOLDER}/{name}", figures, margin)
+            packs[name] = make_entry(pack_path(name), figures, margin)
     return packs
 
 

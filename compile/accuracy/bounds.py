@@ -39,7 +39,7 @@ class Judged:
 
 def tolerance(entry: PackEntry, name: str) -> float:
     """Largest absolute error allowed for an output, beside the relative one."""
-    return entry.atol.get(name, entry.atol[REST])
+    return entry.atol.get(name, entry.atol.get(REST, 0.0))
 
 
 def make_entry(path: str, figures: Iterable[Mapping[str, Figures]], margin: float) -> PackEntry:

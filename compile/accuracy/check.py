@@ -4,7 +4,6 @@ import importlib.metadata
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from polygraphy.backend.base import BaseRunner
 from polygraphy.comparator import Comparator, IterationResult, RunResults
@@ -141,8 +140,8 @@ def run_pack(name: str, pack: Pack, engine: Engine, model: ModelEntry, entry: En
 def judge_runs(wanted: RunResults, found: RunResults, entry: PackEntry) -> list[dict[str, Judged]]:
     """Each run's outputs beside the reference's."""
     with quiet():
-        ((result,),) = (Comparator.compare_accuracy([wanted, found], compare_func=Judge(entry)),)
-    ((_, judged),) = result.items()
+        results = Comparator.compare_accuracy([wanted, found], compare_func=Judge(entry))
+    (judged,) = results[0].values()
     return list(judged)
 
 
@@ -160,7 +159,7 @@ def describe_environment() -> dict[str, str]:
 def _check_part(
     bundle: Bundle, target: Target, name: str, entry: EngineEntry, bounds: PackEntry, threads: int | None
 ) -> PartReport:
-    pack = Pack(bundle.path, Path(bounds.path).name)
+    pack = Pack(bundle.path, bounds.path)
     engine: Engine | None = None
     try:
         engine = target.load(bundle.path / entry.path, choose_threads(name, entry, threads), entry.options)

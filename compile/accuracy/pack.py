@@ -36,16 +36,21 @@ def load_data():
 '''
 
 
+def pack_path(name: str) -> str:
+    """Where a build puts the pack of a part, or of the SESSION."""
+    return f"{FOLDER}/{name}"
+
+
 @dataclass(frozen=True)
 class Pack:
-    """The pack of one part in a bundle's folder; the session's is called SESSION."""
+    """A pack at `path`, relative to the folder of its bundle."""
 
     bundle: Path
-    name: str
+    path: str
 
     @property
     def folder(self) -> Path:
-        return self.bundle / FOLDER / self.name
+        return self.bundle / self.path
 
     def write(self, feeds: Sequence[dict[str, Array]], outputs: Sequence[dict[str, Array]]) -> None:
         """Keep the inputs of each run and the outputs of the reference for them."""
@@ -62,14 +67,14 @@ class Pack:
         found = self._read(INPUTS)
         if isinstance(found, list) and found and all(map(_is_feed, found)):
             return found
-        raise BundleError(f"{self._path(INPUTS)}: a list of named arrays is expected; build the bundle again")
+        raise BundleError(f"{self._name(INPUTS)}: a list of named arrays is expected; build the bundle again")
 
     def results(self) -> RunResults:
         """The outputs of the reference. Raises BundleError for a file that holds something else."""
         found = self._read(OUTPUTS)
         if isinstance(found, RunResults) and list(found.keys()) == [REFERENCE]:
             return found
-        raise BundleError(f"{self._path(OUTPUTS)}: results of {REFERENCE!r} are expected; build the bundle again")
+        raise BundleError(f"{self._name(OUTPUTS)}: results of {REFERENCE!r} are expected; build the bundle again")
 
     def _read(self, name: str) -> Any:
         try:
@@ -78,12 +83,12 @@ class Pack:
                 from_json("{}")  # registers the decoders
                 return json.loads(text, object_pairs_hook=_decode)
         except FileNotFoundError:
-            raise BundleError(f"{self._path(name)}: the file is missing; build the bundle again") from None
+            raise BundleError(f"{self._name(name)}: the file is missing; build the bundle again") from None
         except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, PolygraphyException) as fault:
-            raise BundleError(f"{self._path(name)}: it cannot be read ({fault}); build the bundle again") from None
+            raise BundleError(f"{self._name(name)}: it cannot be read ({fault}); build the bundle again") from None
 
-    def _path(self, name: str) -> str:
-        return f"{FOLDER}/{self.name}/{name}"
+    def _name(self, file: str) -> str:
+        return f"{self.path}/{file}"
 
 
 def _decode(pairs: list[tuple[str, Any]]) -> Any:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ...engines.engine import Array
 from .graph import Outputs, ReferenceGraph, opened
-from .pack import SESSION, Pack
+from .pack import SESSION, Pack, pack_path
 from .sample import PREFILL, SPARE, WINDOW, Feed, Sample, decoder_feed, drawn_feed, step_sample
 
 SEEDS = (1, 2)
@@ -37,7 +37,7 @@ class Recorder:
                 self._save(part, feeds, [reference.run(feed) for feed in feeds])
 
     def _save(self, name: str, feeds: list[Feed], outputs: list[Outputs]) -> None:
-        Pack(self.folder, name).write(feeds, outputs)
+        Pack(self.folder, pack_path(name)).write(feeds, outputs)
 
 
 def record_steps(graph: ReferenceGraph, sample: Sample) -> tuple[list[Feed], list[Outputs]]:
