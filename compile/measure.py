@@ -6,35 +6,18 @@ import numpy as np
 
 from ..engines.engine import Engine
 from ..engines.manifest import ModelEntry
-from ..runtime.decoder import PREFILL_CHUNK, Decoder
+from ..runtime.clock import QUANTILE, time_passes
+from ..runtime.decoder import Decoder
 from ..runtime.processing.prompt import Tile
 from ..runtime.vision import Vision
 from .recipe import Measure
 
-# Below the median: what else the machine does only ever adds time.
-QUANTILE = 0.25
-
 
 def measure_decoder(engine: Engine, model: ModelEntry, measure: Measure) -> dict[str, float]:
-    """Milliseconds of one step by width, all logits wanted, after `past` tokens (fewer if the context is short).
-
-    The widths take turns, so that a busy moment of the machine falls on all of them alike.
-    """
+    """Milliseconds of one step by width, all logits wanted, after `past` tokens (fewer if the context is short)."""
     past = min(measure.past, model.context_length - max(measure.widths))
-    cache = Decoder(engine, model, min_width=1).open(1, past + max(measure.widths))
-    components = (3,) if model.rope == "mrope" else ()
-    if past:
-        positions = np.broadcast_to(np.arange(past), (*components, past)).copy()
-        cache.prefill(0, np.zeros(past, np.int64), positions, np.full(past, -1), None, chunk=PREFILL_CHUNK)
-    seconds: dict[int, list[float]] = {width: [] for width in measure.widths}
-    for repeat in range(measure.repeats + 1):
-        for width in measure.widths:
-            began = time.perf_counter()
-            cache.advance([[0] * width], [past], every=True)
-            if repeat:
-                seconds[width].append(time.perf_counter() - began)
-            cache.rewind(0, past)
-    return {str(width): milliseconds(found) for width, found in seconds.items()}
+    seconds = time_passes(Decoder(engine, model, min_width=1), measure.widths, past, measure.repeats)
+    return {str(width): round(found * 1e3, 4) for width, found in seconds.items()}
 
 
 def measure_vision(engine: Engine, model: ModelEntry, tile: Tile, measure: Measure) -> dict[str, float]:

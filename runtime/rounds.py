@@ -164,8 +164,8 @@ class Rounds:
             request.statistics.count_time(clock.draft / rows, clock.verify / rows, clock.commit / rows)
             plainly = count * plain + clock.commit
             request.statistics.plain_seconds += plainly / rows
-            request.statistics.foreseen_plain_seconds += plan.expected / rows * plain / rows
-            request.statistics.foreseen_seconds += plan.seconds / rows
+            request.statistics.foreseen_plain_seconds += (plan.expected / rows * plain + clock.commit) / rows
+            request.statistics.foreseen_seconds += (clock.draft + plan.seconds + clock.commit) / rows
             for name in plan.drafting if request.asked else ():
                 request.statistics.drafter(name).asked += 1
             self._speculator.learn(request, row.tokens[-count:])

@@ -10,12 +10,14 @@ from ..engines.bundle import Bundle
 from ..engines.errors import BundleError, ContextLengthError, RequestError
 from ..engines.manifest import Manifest
 from ..engines.target import Target, choose_target
+from .clock import time_passes
 from .decoder import Decoder, Logits
 from .generation import Engines, generate, score
 from .options import Options
 from .processing import ImageSource, Processor
 from .results import Result
 from .row import Row
+from .speculation.costs import refresh
 from .speculation.drafter import Drafter
 from .speculation.journal import Journal
 from .speculation.lookup import NAME as LOOKUP
@@ -30,6 +32,9 @@ from .threads import choose_threads
 from .vision import Vision
 
 Messages = str | Sequence[dict[str, Any]]
+
+# Tokens in the cache, passes of a width, and seconds, for measuring the costs of passes again at load.
+_PAST, _REPEATS, _BUDGET = 256, 20, 0.05
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,10 @@ class Model:
         self._decoder = decoder = entries["decoder"]
         vision = self._loaded.get("vision")
         model = self.manifest.model
+        engine = Decoder(self._loaded["decoder"], model, decoder.min_width, decoder.seams)
+        self._costs = _measure_again(engine, decoder.cost_ms)
         self._engines = Engines(
-            Decoder(self._loaded["decoder"], model, decoder.min_width, decoder.seams),
+            engine,
             Vision(vision, model.hidden) if vision else None,
             self.make_speculator(settings),
         )
@@ -171,7 +178,7 @@ class Model:
             drafters.append(PredictorDrafter(self._loaded[PREDICTOR], image, self.manifest.model.hidden))
         if LOOKUP in speculation.drafters:
             drafters.append(LookupDrafter(history))
-        return Speculator(speculation, drafters, self._decoder.cost_ms, self._decoder.min_width, history)
+        return Speculator(speculation, drafters, self._costs, self._decoder.min_width, history)
 
     @property
     def statistics(self) -> SpeculationStatistics:
@@ -227,6 +234,15 @@ class Model:
         )
         row.stats.add("process", time.perf_counter() - began)
         return row
+
+
+def _measure_again(decoder: Decoder, table: Mapping[str, float]) -> dict[str, float]:
+    """The build's table of costs as this machine is now, from its first width and its last."""
+    widths = sorted({int(width) for width in table})
+    if not widths or widths[-1] > decoder.model.context_length:
+        return dict(table)
+    past = min(_PAST, decoder.model.context_length - widths[-1])
+    return refresh(table, time_passes(decoder, (widths[0], widths[-1]), past, _REPEATS, _BUDGET))
 
 
 def load(

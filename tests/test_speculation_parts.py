@@ -8,7 +8,7 @@ from speceyes.runtime.processing.prompt import Prompt
 from speceyes.runtime.sampling import Sampling
 from speceyes.runtime.speculation.acceptance import Chooser, Tolerance, accept, accept_sampled
 from speceyes.runtime.speculation.calibration import Calibration
-from speceyes.runtime.speculation.costs import Costs
+from speceyes.runtime.speculation.costs import Costs, refresh
 from speceyes.runtime.speculation.drafter import Draft
 from speceyes.runtime.speculation.lookup import History, LookupDrafter
 from speceyes.runtime.speculation.policy import Candidate, plan_round
@@ -209,6 +209,25 @@ def test_costs_start_from_the_table_and_follow_what_is_measured():
     assert costs.seconds(1, 4) == pytest.approx(6e-3, rel=1e-2)
     costs.observe(1, 2, 10.0)
     assert costs.seconds(1, 2) < 5e-3
+
+
+def test_plain_steps_are_not_thought_slower_because_wide_passes_are():
+    costs = Costs({"1": 1.0, "8": 2.0})
+    for _ in range(200):
+        costs.observe(1, 8, 3e-3)
+    assert costs.seconds(1, 7) > 1.9e-3
+    assert costs.seconds(1, 1) == pytest.approx(1e-3)
+    for _ in range(200):
+        costs.observe(1, 8, 1e-3)
+    assert costs.seconds(1, 1) == pytest.approx(0.5e-3, rel=1e-2)
+
+
+def test_costs_of_the_build_are_refreshed_from_a_few_widths():
+    table = {"1": 1.0, "2": 1.0, "4": 2.0, "7": 4.0}
+    found = refresh(table, {1: 2e-3, 7: 4e-3, 16: 1.0})
+    assert found == pytest.approx({"1": 2.0, "2": 11 / 6, "4": 3.0, "7": 4.0})
+    assert refresh(table, {}) == table
+    assert refresh({}, {1: 1.0}) == {}
 
 
 def test_calibration_learns_what_claims_are_worth():

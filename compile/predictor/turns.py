@@ -122,7 +122,7 @@ class Turn(nn.Module):
     ) -> tuple[Tensor, ...]:
         """-> row, flow, gates, state and chance for the next turn; row, chance, state and work plan of this one."""
         fused, *query = torch.split(flow + F.embedding(row, self.get_buffer("table")), self.shares, -1)
-        if isinstance(self.image, ImageAttention) and keys is not None and values is not None:
+        if isinstance(self.image, ImageAttention) and keys is not None and values is not None and unseen is not None:
             rows = query[0].view(row.shape[0], self.image.heads, 1, self.image.head_width)
             found = torch.softmax(rows @ keys + unseen, -1) @ values
             fused = fused + found.reshape(row.shape[0], -1) @ self.image.out.weight.T

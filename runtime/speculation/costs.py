@@ -1,4 +1,4 @@
-"""What a pass costs, by rows and width: as measured at the build, corrected by what this machine takes now."""
+"""What a pass costs, by rows and width: measured at the build, measured again at load, corrected by every pass."""
 
 from collections.abc import Mapping
 
@@ -19,10 +19,20 @@ class Average:
         self.value = known + SMOOTHING * (min(seconds, _OUTLIER * known) - known)
 
 
+def refresh(table: Mapping[str, float], measured: Mapping[int, float]) -> dict[str, float]:
+    """`table`, milliseconds by width, as this machine is now: `measured` gives the seconds of a few of its widths."""
+    at = {int(width): cost for width, cost in table.items()}
+    known = sorted(width for width in measured if at.get(width))
+    if not known:
+        return dict(table)
+    ratios = [measured[width] * 1e3 / at[width] for width in known]
+    return {str(width): cost * float(np.interp(width, known, ratios)) for width, cost in at.items()}
+
+
 class Costs:
     """Seconds of passes.
 
-    `table`: milliseconds by width of one row, from the manifest; `min_width`: what narrower passes are padded to.
+    `table`: milliseconds by width of one row; `min_width`: what narrower passes are padded to.
     """
 
     def __init__(self, table: Mapping[str, float], min_width: int = 1) -> None:
@@ -38,7 +48,11 @@ class Costs:
     def seconds(self, rows: int, width: int) -> float:
         """Seconds of a pass over `rows` sequences of `width` tokens."""
         known = self._measured.get((rows, width))
-        return self._prior(rows, width) * self._scale if known is None else known
+        if known is not None:
+            return known
+        # Between drafts a pass finds colder caches than plain steps do: if it takes longer, that says nothing of them.
+        scale = self._scale if width > 1 else min(self._scale, 1.0)
+        return self._prior(rows, width) * scale
 
     def observe(self, rows: int, width: int, seconds: float) -> None:
         """A pass took so long."""

@@ -36,7 +36,8 @@ class SpeculationStatistics:
     `approximated`: tokens that plain decoding would not have chosen there (approximate mode alone).
     `issued_at`, `accepted_at`: drafted and accepted tokens by position in the draft. `plain_seconds`: what the emitted
     tokens would have taken at the measured cost of plain steps; `seconds`: what the rounds took, by stage (`draft`,
-    `verify`, `commit`). `foreseen_plain_seconds`, `foreseen_seconds`: both as the policy expected them.
+    `verify`, `commit`). `foreseen_plain_seconds`, `foreseen_seconds`: both as the policy expected them when it had the
+    drafts.
     """
 
     rounds: int = 0
