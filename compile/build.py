@@ -30,7 +30,7 @@ from .accuracy.sample import Sample, cut_prompt
 from .check import Reference, check_decoder, check_vision, encode_tiles, golden_prompt, make_reference
 from .checkpoint import Checkpoint, open_checkpoint
 from .export import export_decoder, export_vision, save_graph
-from .lowering import MIN_WIDTH, lower, seams
+from .lowering import MIN_WIDTH, OPTIONS, lower, seams
 from .measure import measure_decoder, measure_vision
 from .plan import Plan, check_plan, make_plan
 from .predictor.artifact import Artifact, read_artifact
@@ -170,6 +170,7 @@ class _Pipeline:
             min_width=MIN_WIDTH.get(part, 1),
             seams=seams(self.model.head_dim) if part == "decoder" else (),
             weight_bytes=path.with_name(f"{path.name}.data").stat().st_size,
+            options=dict(OPTIONS.get(part, {})),
         )
 
     def write_processing(self) -> None:

@@ -11,7 +11,7 @@ from .errors import ManifestError
 from .schema import decode, encode
 
 FORMAT = "speceyes-bundle"
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 4 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PATH = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")

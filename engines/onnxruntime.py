@@ -24,8 +24,12 @@ NUMPY_TYPES = MappingProxyType(
     }
 )
 
-TOWER = "vision"
-"""Name of the engine file whose tensors are large."""
+MEMORY_REUSE = "speceyes.memory_reuse"
+"""Option of an engine, `0` or `1` (the default): whether buffers of one size take turns.
+
+They live from their first use to their last, one set for each size: a tower's large tensors then take half as much
+memory again. A decoder's step of many small ones is 7 % slower without.
+"""
 
 
 class HostBuffer:
@@ -67,8 +71,9 @@ class OnnxRuntimeEngine:
     def __init__(self, path: Path, *, threads: int | None = None, options: Mapping[str, str] | None = None) -> None:
         """Load `path` (external weights beside it are mapped, not read).
 
-        `threads`: intra-operator threads, all cores of this process when None. `options`: session configuration entries
-        that the compiler recorded with the engine. Raises EngineError when ONNX Runtime refuses the file.
+        `threads`: intra-operator threads, all cores of this process when None. `options`: MEMORY_REUSE, and session
+        configuration entries, that the compiler recorded with the engine. Raises EngineError when ONNX Runtime refuses
+        the file.
         """
         settings = ort.SessionOptions()
         settings.log_severity_level = 3
@@ -76,11 +81,10 @@ class OnnxRuntimeEngine:
         settings.inter_op_num_threads = 1
         # A pattern is kept for every input shape: memory would grow with each new length of prompt.
         settings.enable_mem_pattern = False
-        # Buffers that the planner reuses live from their first use to their last, one set for each size: a tower's
-        # large tensors then take half as much memory again. A decoder's step of many small ones is 7 % slower without.
-        settings.enable_mem_reuse = path.stem != TOWER
+        settings.enable_mem_reuse = (options or {}).get(MEMORY_REUSE) != "0"
         for key, value in (options or {}).items():
-            settings.add_session_config_entry(key, value)
+            if key != MEMORY_REUSE:
+                settings.add_session_config_entry(key, value)
         try:
             self._session = ort.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
         except Exception as fault:

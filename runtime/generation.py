@@ -44,17 +44,21 @@ def generate(engines: Engines, rows: Sequence[Row], journal: Journal | None = No
         for row in rows:
             if row.finish is None:
                 row.end("cancelled")
+                if row.speculation is not None:
+                    engines.speculator.count(row.speculation)
         engines.decoder.close(cache)
 
 
 def score(engines: Engines, row: Row, answer: Sequence[int]) -> Logits:
     """Logits float32 [vocabulary] after the prompt of `row` and the tokens of `answer`."""
     cache = engines.decoder.open(1, len(row.prompt.token_ids) + len(answer) + 1)
-    logits = _prefill(engines, cache, 0, row).logits
-    for index, token in enumerate(answer):
-        logits = cache.advance([[token]], [row.prompt.next_position + index]).logits[0]
-    engines.decoder.close(cache)
-    return logits.copy()
+    try:
+        logits = _prefill(engines, cache, 0, row).logits
+        for index, token in enumerate(answer):
+            logits = cache.advance([[token]], [row.prompt.next_position + index]).logits[0]
+        return logits.copy()
+    finally:
+        engines.decoder.close(cache)
 
 
 def _prefill(engines: Engines, cache: Cache, slot: int, row: Row) -> Output:

@@ -183,7 +183,7 @@ def test_an_unknown_key_names_the_nearest() -> None:
         (("model", "layers"), 0, "layers: found 0; at least 1"),
         (("model", "rope"), "spiral", "manifest.model.rope: found 'spiral'; allowed: default, mrope, learned"),
         (("format",), "other", "format: found 'other'"),
-        (("version",), 2, "build the bundle again with `speceyes-compile build`"),
+        (("version",), 1, "build the bundle again with `speceyes-compile build`"),
         (("files", 0, "size"), -1, "it cannot be negative"),
         (("files", 0, "sha256"), HASH.upper(), "64 hexadecimal digits"),
         (("files", 0, "path"), "processing.json", "a path is listed twice"),

@@ -147,6 +147,33 @@ def test_warm_up_decodes_plainly_and_gathers_statistics():
     assert (stats.rounds, stats.plain) == (29, 29)
 
 
+def test_each_request_of_a_batch_warms_up_for_itself():
+    vlm = model("llama")
+    expected = answers(vlm, 2, 30)
+    long = len(vlm.processor.prepare(None, prompt=PROMPTS[1]).token_ids)
+    short = len(vlm.processor.prepare(None, prompt=PROMPTS[0]).token_ids)
+    assert short < long
+    drafter = Scripted("right", expected, vlm.manifest.model.vocabulary)
+    with speculating(vlm, [drafter], window_size=4, long_input_tokens=short, long_warmup_steps=20):
+        found = vlm.generate_batch([Request(prompt=p, options={"max_new_tokens": 30}) for p in PROMPTS[:2]])
+    at_once, later = (result.stats.speculation for result in found)
+    assert [result.token_ids for result in found] == expected
+    assert (at_once.plain, later.plain) == (0, 19)
+
+
+def test_a_cancelled_request_counts_in_the_totals():
+    vlm = model("llama")
+    drafter = Scripted("right", answers(vlm, 1, 30), vlm.manifest.model.vocabulary)
+    with speculating(vlm, [drafter], window_size=4):
+        stream = vlm.stream(prompt=PROMPTS[0], max_new_tokens=30)
+        pieces = [next(stream) for _ in range(3)]
+        stream.close()
+        done = stream.result.stats.speculation
+        assert all(pieces) and stream.result.finish_reason == "cancelled"
+        assert vlm.statistics.rounds == done.rounds > 0
+        assert vlm.statistics.emitted == done.emitted
+
+
 def test_what_is_drafted_ahead_is_used_when_all_was_right():
     vlm = model("llama")
     expected = answers(vlm, 3, 40)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ...engines.errors import LoweringError
+from ...engines.onnxruntime import MEMORY_REUSE
 from .attention import lower_cached_attention
 from .embedding import quantize_embedding
 from .fuse_projections import fuse_projections
@@ -42,6 +43,9 @@ _RULES: Mapping[str, Mapping[str, tuple[Rule, ...]]] = MappingProxyType(
 
 PRECISIONS: Mapping[str, tuple[str, ...]] = MappingProxyType({part: tuple(rules) for part, rules in _RULES.items()})
 """What each part can be lowered to, the most accurate first."""
+
+OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType({"vision": MappingProxyType({MEMORY_REUSE: "0"})})
+"""How the engine of a part is to be loaded."""
 
 MIN_WIDTH: Mapping[str, int] = MappingProxyType({"decoder": 2, "vision": 1})
 """Fewest tokens a row may have in a step for all widths to give the same bits; above 32 tokens the width must be even.

@@ -30,10 +30,10 @@ PAUSE, LONGEST_PAUSE = 16, 256
 class RequestSpeculation:
     """What speculation remembers of one request.
 
-    `candidates`: what was drafted for the round at hand, `asked` whether a draft was wanted; `ahead`: what was
-    drafted for it while the last round was verified. `pause`: tokens still to be
-    decoded plainly after a fall-back; `spent` and `plain`: fading sums of the seconds that drafting rounds took and
-    that plain steps would have taken for the same tokens.
+    `candidates`: what was drafted for the round at hand, `asked` whether a draft was wanted; `ahead`: what was drafted
+    for it while the last round was verified. `pause`: tokens still to be decoded plainly after a fall-back; `spent` and
+    `plain`: fading sums of the seconds that drafting rounds took and that plain steps would have taken for the same
+    tokens.
     """
 
     prompt: Prompt
@@ -220,5 +220,9 @@ class Speculator:
     def close(self, request: RequestSpeculation, tokens: Sequence[int]) -> None:
         """A request has ended with this answer."""
         self.history.add([*context_of(request.prompt), *tokens])
+        self.count(request)
+
+    def count(self, request: RequestSpeculation) -> None:
+        """Add what a request did, whole or cancelled, to the totals."""
         with self._lock:
             self.totals.add(request.statistics)

@@ -6,9 +6,6 @@ from dataclasses import dataclass, field
 from .drafter import Draft
 from .prefix import agreement
 
-_COUNTS = ("rounds", "plain", "drafted", "accepted", "emitted", "rollbacks", "fallbacks", "approximated")
-_SECONDS = ("plain_seconds", "foreseen_plain_seconds", "foreseen_seconds")
-
 
 @dataclass
 class DrafterStatistics:
@@ -22,7 +19,7 @@ class DrafterStatistics:
     first: int = 0
 
     def add(self, other: "DrafterStatistics") -> None:
-        for name in ("asked", "issued", "drafted", "accepted", "first"):
+        for name in vars(other):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
@@ -132,8 +129,9 @@ class SpeculationStatistics:
 
     def add(self, other: "SpeculationStatistics") -> None:
         """Add another request's."""
-        for name in (*_COUNTS, *_SECONDS):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name, value in vars(other).items():
+            if isinstance(value, int | float):
+                setattr(self, name, getattr(self, name) + value)
         for mine, theirs in ((self.issued_at, other.issued_at), (self.accepted_at, other.accepted_at)):
             mine += [0] * (len(theirs) - len(mine))
             for index, count in enumerate(theirs):
