@@ -20,8 +20,11 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import speceyes
+from speceyes.runtime.processing.prompt import Prompt
 from speceyes.runtime.session import Model, Request
+from speceyes.runtime.speculation.drafter import Draft
 from speceyes.runtime.speculation.settings import read_settings
+from speceyes.runtime.speculation.speculator import Speculator
 from speceyes.runtime.speculation.statistics import SpeculationStatistics
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -34,9 +37,36 @@ KINDS: dict[str, dict[str, Any]] = {
     "double buffer": {"double_buffer": True},
     "document's values": {"window_size": 3, "warmup_steps": 8, "confidence_thresh": 0.8},
     "approximate": {"mode": "approximate"},
+    "always wrong": {},
 }
 DEFAULT_KINDS = ("lookup", "predictor", "both")
 WARM_UP = 12
+
+
+class AlwaysWrong:
+    """What a useless drafter costs: sure of whole windows that are never right, at no expense of its own."""
+
+    name = "always wrong"
+
+    def __init__(self, unused: int) -> None:
+        self._unused = unused
+
+    def open(self, prompt: Prompt, features: Any) -> "AlwaysWrong":
+        return self
+
+    def commit(self, tokens: Sequence[int], hidden: Any) -> None:
+        pass
+
+    def propose(self, states: Sequence[Any], windows: Sequence[int], confidence: float) -> list[Draft]:
+        return [Draft(self.name, (self._unused,) * window, (0.9,) * window) for window in windows]
+
+
+def make_speculator(model: Model, kind: str) -> Speculator:
+    """The speculator of that kind, which has learned nothing yet."""
+    speculator = model.make_speculator(read_settings({"speculation": KINDS[kind]}))
+    if kind == AlwaysWrong.name:
+        speculator.drafters = {kind: AlwaysWrong(model.manifest.model.vocabulary - 1)}
+    return speculator
 
 
 def demo_suite(name: str, split: str) -> Iterator[Request]:
@@ -78,8 +108,7 @@ def run_suite(
     """All kinds beside plain decoding on the same groups of requests, in turns."""
     speculators = {}
     for kind in kinds:
-        settings = read_settings({"speculation": KINDS[kind]})
-        speculators[kind] = model.speculator = model.make_speculator(settings)
+        speculators[kind] = model.speculator = make_speculator(model, kind)
         for start in range(0, len(warm), batch):
             answer(model, warm[start : start + batch])
     seconds: dict[str, list[float]] = defaultdict(list)
@@ -145,7 +174,7 @@ def beside_transformers(model: Model, checkpoint: Path, requests: Sequence[Reque
     loader = AutoModelForImageTextToText if model.sees else AutoModelForCausalLM
     network = loader.from_pretrained(checkpoint, dtype=torch.float32).eval()
     source = load_source(checkpoint)
-    model.speculator = model.make_speculator(read_settings({"speculation": KINDS[kind]}))
+    model.speculator = make_speculator(model, kind)
     seconds: dict[str, list[float]] = defaultdict(list)
     refused = 0
     for request in requests:

@@ -97,11 +97,12 @@ class Speculator:
     def open(self, prompt: Prompt, features: Floats | None) -> RequestSpeculation:
         """Begin a request."""
         warmup = self.settings.warmup(len(prompt.token_ids))
-        states = {
-            name: drafter.open(prompt, features)
-            for name, drafter in self.drafters.items()
-            if not self.settings.adaptive or self._worths[name].opens()
-        }
+        states = {}
+        for name, drafter in self.drafters.items():
+            if not self.settings.adaptive or self._worths[name].opens():
+                began = time.perf_counter()
+                states[name] = drafter.open(prompt, features)
+                self._worths[name].learn(began - time.perf_counter())
         return RequestSpeculation(prompt, warmup, states)
 
     def plan(

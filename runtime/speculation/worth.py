@@ -1,13 +1,14 @@
 """Whether a drafter earns its time, over all requests of a model."""
 
 SMOOTHING = 0.05
-TRIALS = 16
+TRIALS = 8
 PROBE_EVERY = 3
 OPEN_EVERY = 4
 
 
 class Worth:
-    """A running mean of the seconds that asking a drafter saved; one that loses is asked only now and then."""
+    """A running mean of the seconds that a drafter saved, over the requests that it began to follow, which only cost, and
+    the rounds that it was asked in; one that loses is asked only now and then."""
 
     def __init__(self) -> None:
         self.saved = 0.0
@@ -35,6 +36,6 @@ class Worth:
         return self._passed_over == 0
 
     def learn(self, saved: float) -> None:
-        """Asking it once saved so many seconds (below 0: lost)."""
+        """It saved so many seconds (below 0: lost)."""
         self._asked += 1
         self.saved += max(SMOOTHING, 1 / self._asked) * (saved - self.saved)
