@@ -13,7 +13,7 @@ from speceyes.runtime.speculation.drafter import Draft
 from speceyes.runtime.speculation.lookup import History, LookupDrafter
 from speceyes.runtime.speculation.policy import Candidate, plan_round
 from speceyes.runtime.speculation.statistics import SpeculationStatistics
-from speceyes.runtime.speculation.suffix_tree import Cursor, Sequence, SuffixTree, follow
+from speceyes.runtime.speculation.suffix_tree import ROOT, Cursor, Sequence, SuffixTree
 from speceyes.runtime.speculation.worth import OPEN_EVERY, PROBE_EVERY, TRIALS, Worth
 
 VOCABULARY = 7
@@ -103,11 +103,11 @@ def test_suffix_tree_counts_every_run(tokens, depth):
     for length in range(1, depth + 1):
         for start in range(len(tokens) - length + 1):
             run = tokens[start : start + length]
-            node = tree.root
+            node = ROOT
             for token in run:
-                node = node.children[token]
-            assert node.count == sum(tokens[i : i + length] == run for i in range(len(tokens) - length + 1))
-            assert node.best is None or node.best.count == max(child.count for child in node.children.values())
+                node = tree.child(node, token)
+            assert tree.counts[node] == sum(tokens[i : i + length] == run for i in range(len(tokens) - length + 1))
+            assert tree.counts[tree.best(node)] == max(tree.counts[tree.child(node, token)] for token in range(4))
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.lists(st.integers(0, 3), max_size=12))
@@ -123,8 +123,7 @@ def test_follow_takes_the_most_frequent_continuation():
     tree = SuffixTree()
     for tail in ([2, 3], [2, 4], [2, 3], [5, 6]):
         tree.add([1, *tail])
-    node = tree.root.children[1]
-    assert follow(node, 8) == ([2, 3], [3 / 5, 2 / 4])
+    assert tree.follow(tree.child(ROOT, 1), 8) == ([2, 3], [3 / 5, 2 / 4])
     own = Sequence(tree)
     own.extend([1])
     assert own.matches(1)[0][0] == 1

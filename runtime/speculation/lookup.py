@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..processing.prompt import Prompt
 from . import suffix_tree
 from .drafter import Draft, DraftState, Floats
-from .suffix_tree import Cursor, SuffixTree, follow
+from .suffix_tree import Cursor, SuffixTree
 
 NAME = "lookup"
 CONTEXT = 8
@@ -92,13 +92,14 @@ class LookupDrafter:
         if state.past.tree is not self.history.tree:
             state.past = Cursor(self.history.tree, state.context)
         best = Draft(NAME)
-        for length, node in (*state.past.matches(self._candidates), *state.own.matches(self._candidates)):
-            tokens, shares = follow(node, window)
-            confidences, cumulative = [], 1.0
-            for known, share in enumerate(shares, length):
-                # A continuation is the surer, the longer the text that it continues.
-                cumulative *= share * known / (known + 1)
-                confidences.append(cumulative)
-            if sum(confidences) > sum(best.confidences):
-                best = Draft(NAME, tuple(tokens), tuple(confidences))
+        for place in (state.past, state.own):
+            for length, node in place.matches(self._candidates):
+                tokens, shares = place.tree.follow(node, window)
+                confidences, cumulative = [], 1.0
+                for known, share in enumerate(shares, length):
+                    # A continuation is the surer, the longer the text that it continues.
+                    cumulative *= share * known / (known + 1)
+                    confidences.append(cumulative)
+                if sum(confidences) > sum(best.confidences):
+                    best = Draft(NAME, tuple(tokens), tuple(confidences))
         return best

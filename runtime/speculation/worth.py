@@ -7,8 +7,8 @@ OPEN_EVERY = 4
 
 
 class Worth:
-    """A running mean of the seconds that a drafter saved, over the requests that it began to follow, which only cost, and
-    the rounds that it was asked in; one that loses is asked only now and then."""
+    """A running mean of the seconds that a drafter saved, over the requests that it began to follow, which only cost,
+    and the rounds that it was asked in; one that loses is asked only now and then."""
 
     def __init__(self) -> None:
         self.saved = 0.0
