@@ -1,7 +1,7 @@
 """What every backend offers: named tensors, buffers allocated once, steps that run on bound buffers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -32,7 +32,7 @@ class TensorSpec:
 
 
 class Buffer(Protocol):
-    """Memory that an engine can read and write. `array` is its view from the host."""
+    """Memory that an engine can read and write. `array` is its view from the host, where it has one."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -43,8 +43,15 @@ class Buffer(Protocol):
     @property
     def array(self) -> Array: ...
 
+    @property
+    def nbytes(self) -> int: ...
+
     def row(self, start: int, stop: int) -> "Buffer":
         """The same memory, rows `start` to `stop` of the first dimension."""
+        ...
+
+    def copy_tokens(self, source: int, target: int, start: int, stop: int) -> None:
+        """Of a cache [rows, heads, tokens, …]: copy tokens `start` to `stop` of one row into another."""
         ...
 
 
@@ -52,6 +59,17 @@ class Step(Protocol):
     """An engine bound to buffers; `run` reads the inputs and writes the outputs in place, allocating nothing."""
 
     def run(self) -> None: ...
+
+
+@dataclass
+class GraphCounts:
+    """Of one engine: steps captured into a graph, runs that replayed one, runs that did not, and the steps whose
+    capture was refused, with the reason."""
+
+    captured: int = 0
+    replays: int = 0
+    misses: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 class Engine(Protocol):
@@ -63,13 +81,19 @@ class Engine(Protocol):
     @property
     def outputs(self) -> Mapping[str, TensorSpec]: ...
 
-    def allocate(self, shape: Sequence[int], dtype: DTypeLike) -> Buffer:
-        """Zeroed memory that `bind` takes."""
+    @property
+    def graphs(self) -> GraphCounts | None:
+        """What became of captured steps; None where the backend has no graphs."""
         ...
 
-    def bind(self, buffers: Mapping[str, Buffer]) -> Step:
+    def allocate(self, shape: Sequence[int], dtype: DTypeLike, *, resident: bool = False) -> Buffer:
+        """Zeroed memory that `bind` takes. A `resident` buffer may stay where the host cannot see it."""
+        ...
+
+    def bind(self, buffers: Mapping[str, Buffer], *, repeated: bool = False) -> Step:
         """Bind a buffer to every input and to the wanted outputs. The same buffer may serve as an input and an output.
 
+        A `repeated` step runs over and over with the same buffers, which makes a graph of it worth its capture.
         Raises EngineError for an unknown or missing name, another dtype, or a shape that does not fit.
         """
         ...

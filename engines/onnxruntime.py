@@ -48,8 +48,15 @@ class HostBuffer:
     def dtype(self) -> "np.dtype[np.generic]":
         return self.array.dtype
 
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
     def row(self, start: int, stop: int) -> "HostBuffer":
         return HostBuffer(self.array[start:stop])
+
+    def copy_tokens(self, source: int, target: int, start: int, stop: int) -> None:
+        self.array[target, :, start:stop] = self.array[source, :, start:stop]
 
 
 class OnnxRuntimeStep:
@@ -67,6 +74,8 @@ class OnnxRuntimeStep:
 
 class OnnxRuntimeEngine:
     """A lowered ONNX file in an inference session."""
+
+    graphs = None
 
     def __init__(self, path: Path, *, threads: int | None = None, options: Mapping[str, str] | None = None) -> None:
         """Load `path` (external weights beside it are mapped, not read).
@@ -92,10 +101,10 @@ class OnnxRuntimeEngine:
         self.inputs = MappingProxyType({i.name: _spec(i) for i in self._session.get_inputs()})
         self.outputs = MappingProxyType({o.name: _spec(o) for o in self._session.get_outputs()})
 
-    def allocate(self, shape: Sequence[int], dtype: DTypeLike) -> HostBuffer:
+    def allocate(self, shape: Sequence[int], dtype: DTypeLike, *, resident: bool = False) -> HostBuffer:
         return HostBuffer(np.zeros(shape, dtype))
 
-    def bind(self, buffers: Mapping[str, Buffer]) -> OnnxRuntimeStep:
+    def bind(self, buffers: Mapping[str, Buffer], *, repeated: bool = False) -> OnnxRuntimeStep:
         check_binding(self, buffers)
         binding = self._session.io_binding()
         for name, buffer in buffers.items():

@@ -87,13 +87,13 @@ class Cache:
         for name, spec in engine.inputs.items():
             if name.startswith("cache_"):
                 shape = (rows, model.kv_heads, capacity, model.head_dim)
-                self._layers[name.removeprefix("cache_")] = engine.allocate(shape, spec.dtype)
+                self._layers[name.removeprefix("cache_")] = engine.allocate(shape, spec.dtype, resident=True)
         self._passes: dict[tuple[int, int, bool], _Pass] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated for K and V."""
-        return sum(buffer.array.nbytes for buffer in self._layers.values())
+        return sum(buffer.nbytes for buffer in self._layers.values())
 
     def prefill(self, row: int, ids: Ids, positions: Ids, index: Ids, features: Buffer | None, chunk: int) -> Output:
         """Run a prompt through the decoder in chunks of at most `chunk` tokens.
@@ -181,10 +181,10 @@ class Cache:
         """Copy tokens `start` to `stop` of row `source` into row `target`, which then has `stop` tokens."""
         if stop > start:
             for buffer in self._layers.values():
-                buffer.array[target, :, start:stop] = buffer.array[source, :, start:stop]
+                buffer.copy_tokens(source, target, start, stop)
         self.lengths[target] = stop
 
-    def _bind(self, rows: slice, width: int, *, every: bool, features: Buffer | None) -> _Pass:
+    def _bind(self, rows: slice, width: int, *, every: bool, features: Buffer | None, repeated: bool = False) -> _Pass:
         decoder, engine = self._decoder, self._decoder.engine
         count = rows.stop - rows.start
         # Like a pass, the head takes another kernel for a row that is alone.
@@ -213,13 +213,13 @@ class Cache:
         made, hidden = (buffers[name].array.view(np.float32) for name in ("logits", "hidden"))
         if every:
             made, hidden = (array.reshape(count, width, -1) for array in (made, hidden))
-        return _Pass(buffers, engine.bind(buffers), every, Output(made, hidden))
+        return _Pass(buffers, engine.bind(buffers, repeated=repeated), every, Output(made, hidden))
 
     def _pass(self, rows: int, width: int, every: bool) -> _Pass:
         """The pass over the first rows that holds `width` tokens."""
         key = (rows, self._decoder.pad(width), every)
         if key not in self._passes:
-            self._passes[key] = self._bind(slice(0, rows), key[1], every=every, features=None)
+            self._passes[key] = self._bind(slice(0, rows), key[1], every=every, features=None, repeated=True)
         return self._passes[key]
 
     def _check_room(self, length: int, width: int) -> None:

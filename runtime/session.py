@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..engines.bundle import Bundle
+from ..engines.engine import GraphCounts
 from ..engines.errors import BundleError, ContextLengthError, RequestError
 from ..engines.manifest import Manifest
 from ..engines.target import Target, choose_target
@@ -144,6 +145,10 @@ class Model:
         for _ in generate(self._engines, rows, journal):
             pass
         return [row.result() for row in rows]
+
+    def graphs(self) -> dict[str, GraphCounts]:
+        """By engine what became of captured steps; empty on a target without graphs."""
+        return {part: engine.graphs for part, engine in self._loaded.items() if engine.graphs is not None}
 
     @property
     def sees(self) -> bool:

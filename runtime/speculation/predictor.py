@@ -176,7 +176,7 @@ class _Bench:
     def _bind(self, window: int) -> tuple[Step, _Drafted]:
         outputs = {name: self._allocate(name, window) for name in self._engine.outputs}
         arrays = (outputs[name].array for name in ("next_token", "confidence", "next_hidden", "mod_probs"))
-        return self._engine.bind({**self._inputs, **outputs}), _Drafted(*arrays)  # type: ignore[arg-type]
+        return self._engine.bind({**self._inputs, **outputs}, repeated=True), _Drafted(*arrays)  # type: ignore[arg-type]
 
     def _allocate(self, name: str, window: int = 0) -> Buffer:
         spec = self._engine.inputs.get(name) or self._engine.outputs[name]
