@@ -109,11 +109,18 @@ def seal(folder: Path, make: Callable[[tuple[FileEntry, ...]], Manifest]) -> Man
             path = folder / relative
             entries.append(FileEntry(relative, path.stat().st_size, hash_file(path)))
     manifest = make(tuple(entries))
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write or replace the manifest of a bundle, whole or not at all."""
     data = manifests.dumps(manifest)
     if len(data) > manifests.MAX_BYTES:
         raise ManifestError(f"{MANIFEST}: {len(data)} bytes; at most {manifests.MAX_BYTES} are allowed")
-    (folder / MANIFEST).write_bytes(data)
-    return manifest
+    partial = folder / f".{MANIFEST}.partial"
+    partial.write_bytes(data)
+    partial.replace(folder / MANIFEST)
 
 
 def hash_file(path: Path) -> str:

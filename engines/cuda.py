@@ -64,6 +64,13 @@ class Device:
             self._stream = _call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
     @property
+    def description(self) -> str:
+        """Name, compute capability, and the newest CUDA that the driver runs."""
+        major, minor = divmod(self.driver_version, 1000)
+        capability = "{}.{}".format(*divmod(self.compute_capability, 10))
+        return f"{self.name}, compute capability {capability}, CUDA {major}.{minor // 10}"
+
+    @property
     def stream(self) -> int:
         """Handle of the stream."""
         return int(self._stream)

@@ -39,6 +39,10 @@ class DeviceEngine:
         self.graphs = GraphCounts()
 
     @property
+    def device(self) -> str:
+        return self._device.description
+
+    @property
     def inputs(self) -> Mapping[str, TensorSpec]:
         return self._compiled.inputs
 

@@ -82,6 +82,11 @@ class Engine(Protocol):
     def outputs(self) -> Mapping[str, TensorSpec]: ...
 
     @property
+    def device(self) -> str:
+        """What it runs on, in words."""
+        ...
+
+    @property
     def graphs(self) -> GraphCounts | None:
         """What became of captured steps; None where the backend has no graphs."""
         ...

@@ -90,12 +90,28 @@ class PackEntry:
 
 
 @dataclass(frozen=True)
+class RehearsalEntry:
+    """What `speceyes-compile rehearse` found on a device.
+
+    `shapes`: passes that were run, `captured`: those that became a graph. `refused`: captures that failed, by shape,
+    with the reason; `differing`: shapes that did not give the same bytes twice.
+    """
+
+    device: str
+    shapes: int
+    captured: int
+    refused: dict[str, str] = field(default_factory=dict)
+    differing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class TargetEntry:
     """The engines built for one target, the versions they were built with, and accuracy packs by part."""
 
     versions: dict[str, str]
     engines: dict[str, EngineEntry]
     packs: dict[str, PackEntry] = field(default_factory=dict)
+    rehearsal: RehearsalEntry | None = None
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ class OnnxRuntimeStep:
 class OnnxRuntimeEngine:
     """A lowered ONNX file in an inference session."""
 
+    device = "CPU"
     graphs = None
 
     def __init__(self, path: Path, *, threads: int | None = None, options: Mapping[str, str] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from .decoder import Decoder, Logits
 from .generation import Engines, generate, score
 from .options import Options
 from .processing import ImageSource, Processor
+from .rehearsal import Rehearsal, rehearse
 from .results import Result
 from .row import Row
 from .speculation.costs import refresh
@@ -149,6 +150,26 @@ class Model:
     def graphs(self) -> dict[str, GraphCounts]:
         """By engine what became of captured steps; empty on a target without graphs."""
         return {part: engine.graphs for part, engine in self._loaded.items() if engine.graphs is not None}
+
+    def rehearse(
+        self, batches: Sequence[int] = (1,), tokens: int = 1024, progress: Callable[[int, int], None] | None = None
+    ) -> Rehearsal:
+        """Run every shape of pass that requests of up to `tokens` tokens can come to, `batches` of them at once.
+
+        What the backend captures is captured then, and no request waits for it. `progress`: called with the shapes
+        done and their number.
+        """
+        settings = self.speculator.settings
+        branches, window = (settings.max_parallel, settings.window_size) if settings.enabled else (1, 0)
+        tokens = min(tokens, self.manifest.model.context_length - window)
+        return rehearse(
+            self._engines.decoder, batches, branches, window, tokens, progress or (lambda done, total: None)
+        )
+
+    @property
+    def device(self) -> str:
+        """What the decoder runs on, in words."""
+        return self._engines.decoder.engine.device
 
     @property
     def sees(self) -> bool:

@@ -17,6 +17,7 @@ from speceyes.engines.manifest import (
     PackEntry,
     PredictorEntry,
     Provenance,
+    RehearsalEntry,
     TargetEntry,
     check_path,
 )
@@ -59,6 +60,7 @@ SAMPLE = Manifest(
                 )
             },
             packs={"decoder": PackEntry("accuracy/decoder", {"*": 0.1, "logits": 0.5}, 1e-5, 0.99, 0.9)},
+            rehearsal=RehearsalEntry("a device", 3, 2, {"2×4": "no memory"}, ("1×1",)),
         )
     },
     files=(
@@ -147,9 +149,20 @@ def test_a_replaced_value(at: tuple[Any, ...], value: Any) -> None:
     survives(json.dumps(document).encode())
 
 
-OPTIONAL = {"min_width", "seams", "options", "cost_ms", "accuracy", "format", "version", "hidden_taps", "packs"}
-OPTIONAL |= {"image_token_id", "bos_token_id", "pad_token_id", "predictor"}
-NAMED_BY_USER = ("versions", "cost_ms", "accuracy", "options", "atol")
+OPTIONAL = {
+    "min_width",
+    "seams",
+    "options",
+    "cost_ms",
+    "accuracy",
+    "format",
+    "version",
+    "hidden_taps",
+    "packs",
+    "rehearsal",
+}
+OPTIONAL |= {"rehearsal", "refused", "differing", "image_token_id", "bos_token_id", "pad_token_id", "predictor"}
+NAMED_BY_USER = ("versions", "cost_ms", "accuracy", "options", "atol", "refused")
 
 
 @pytest.mark.parametrize(

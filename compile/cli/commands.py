@@ -6,7 +6,7 @@ import click
 
 from ... import __version__
 
-COMMANDS = ("build", "inspect", "check", "ask", "train-predictor", "verify-lossless")
+COMMANDS = ("build", "inspect", "check", "ask", "train-predictor", "verify-lossless", "rehearse")
 
 
 class _Commands(click.Group):

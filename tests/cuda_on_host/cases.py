@@ -176,3 +176,17 @@ def test_a_foreign_buffer_is_refused(device):
     buffers = {name: other.allocate([2] * len(spec.shape), spec.dtype) for name, spec in engine.inputs.items()}
     with pytest.raises(EngineError, match=r"HostBuffer; the engine's own `allocate`|found"):
         engine.bind(buffers)
+
+
+def test_a_rehearsal_captures_every_shape_and_requests_replay(device):
+    model = load("llama", device)
+    found = model.rehearse((2,), 100)
+    assert (found.captured, found.refused, found.differing) == (len(found.shapes), {}, ())
+    assert len(found.shapes) == 4 * 9
+    counts = model.graphs()["decoder"]
+    before = counts.captured, counts.misses
+    results = model.generate_batch([Request(prompt=p, options={"max_new_tokens": 20}) for p in PROMPTS[:2]])
+    assert all(len(result.token_ids) == 20 for result in results)
+    prefills = counts.misses - before[1]
+    assert (counts.captured, prefills) == (before[0], 2)
+    assert model.device == "host, compute capability 9.0, CUDA 13.0"
