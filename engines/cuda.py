@@ -104,13 +104,15 @@ class Device:
         """Issue a copy within the device."""
         _call(self._driver.cuMemcpyDtoDAsync, target, source, nbytes, self._stream)
 
-    def copy_strided(self, target: int, source: int, nbytes: int, pitch: int, count: int) -> None:
-        """Issue `count` copies of `nbytes`, each `pitch` bytes after the one before, within the device."""
+    def copy_strided(
+        self, target: int, target_pitch: int, source: int, source_pitch: int, nbytes: int, count: int
+    ) -> None:
+        """Issue `count` copies of `nbytes` within the device, each a pitch of bytes after the one before."""
         driver = self._driver
         what = driver.CUDA_MEMCPY2D()
         what.srcMemoryType = what.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
         what.srcDevice, what.dstDevice = driver.CUdeviceptr(source), driver.CUdeviceptr(target)
-        what.srcPitch = what.dstPitch = pitch
+        what.srcPitch, what.dstPitch = source_pitch, target_pitch
         what.WidthInBytes, what.Height = nbytes, count
         _call(driver.cuMemcpy2DAsync, what, self._stream)
 

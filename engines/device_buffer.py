@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from .cuda import Device, Memory
-from .engine import Array
+from .engine import Array, Buffer
 from .errors import EngineError
 
 
@@ -54,13 +54,22 @@ class DeviceBuffer:
         return DeviceBuffer(self._device, shape, self.dtype, self._memory, mirror, self._offset + start * pitch)
 
     def copy_tokens(self, source: int, target: int, start: int, stop: int) -> None:
-        """Of the layout [rows, heads, tokens, …]; the copy is issued, and done before whatever is issued later."""
-        _, heads, tokens = self.shape[:3]
-        token = self.nbytes // (self.shape[0] * heads * tokens)
-        pitch = tokens * token
-        begin, end = (self.address + row * heads * pitch + start * token for row in (source, target))
+        self.copy_from(self, source, target, start, stop)
+
+    def copy_from(self, other: Buffer, source: int, target: int, start: int, stop: int) -> None:
+        """The copy is issued, and done before whatever is issued later."""
+        if not isinstance(other, DeviceBuffer):
+            raise EngineError(f"buffer: found a {type(other).__name__}; caches of one device copy from each other")
+        (begin, from_pitch, size), (end, to_pitch, _) = other._place(source, start), self._place(target, start)
         with self._device.lock:
-            self._device.copy_strided(end, begin, (stop - start) * token, pitch, heads)
+            self._device.copy_strided(end, to_pitch, begin, from_pitch, (stop - start) * size, self.shape[1])
+
+    def _place(self, row: int, token: int) -> tuple[int, int, int]:
+        """Of the layout [rows, heads, tokens, …]: address of a token of a row's first head, bytes from head to head,
+        and bytes of a token."""
+        rows, heads, tokens = self.shape[:3]
+        size = self.nbytes // (rows * heads * tokens)
+        return self.address + (row * heads * tokens + token) * size, tokens * size, size
 
     def upload(self) -> None:
         """Issue the copy of the mirror to the device."""

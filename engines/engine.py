@@ -54,6 +54,10 @@ class Buffer(Protocol):
         """Of a cache [rows, heads, tokens, …]: copy tokens `start` to `stop` of one row into another."""
         ...
 
+    def copy_from(self, other: "Buffer", source: int, target: int, start: int, stop: int) -> None:
+        """As `copy_tokens`, out of row `source` of another cache, which may have more tokens or fewer."""
+        ...
+
 
 class Step(Protocol):
     """An engine bound to buffers; `run` reads the inputs and writes the outputs in place, allocating nothing."""

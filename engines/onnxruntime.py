@@ -56,7 +56,10 @@ class HostBuffer:
         return HostBuffer(self.array[start:stop])
 
     def copy_tokens(self, source: int, target: int, start: int, stop: int) -> None:
-        self.array[target, :, start:stop] = self.array[source, :, start:stop]
+        self.copy_from(self, source, target, start, stop)
+
+    def copy_from(self, other: Buffer, source: int, target: int, start: int, stop: int) -> None:
+        self.array[target, :, start:stop] = other.array[source, :, start:stop]
 
 
 class OnnxRuntimeStep:

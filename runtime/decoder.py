@@ -1,8 +1,8 @@
 """The decoder engine and its cache: one forward pass over ragged rows, lengths that move forward and back."""
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from ..engines.engine import Buffer, Engine, Step
 from ..engines.errors import EngineError
 from ..engines.manifest import ModelEntry
+from .memory.pool import Pool
+from .prefix import Content
 
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 Hidden = NDArray[np.float32]
 CAPACITY_STEP = 128
 PREFILL_CHUNK = 128
-KEPT = 2
 EVEN_ABOVE = 32
 
 
@@ -42,13 +43,16 @@ class _Pass:
 class Decoder:
     """The decoder engine of a bundle."""
 
-    def __init__(self, engine: Engine, model: ModelEntry, min_width: int, seams: Sequence[int] = ()) -> None:
+    def __init__(
+        self, engine: Engine, model: ModelEntry, min_width: int, seams: Sequence[int] = (), pool: Pool | None = None
+    ) -> None:
+        """`pool` keeps closed caches, but for the last one, which is always kept."""
         self.engine, self.model, self.min_width, self.seams = engine, model, min_width, seams
         self.has_vision = "image_features" in engine.inputs
         self._no_features = engine.allocate((1, model.hidden), np.float32)
         self.places = np.arange(model.context_length)
+        self._pool = pool or Pool(0)
         self._free: list[Cache] = []
-        self._lock = threading.Lock()
 
     def pad(self, width: int) -> int:
         """The width of a pass that holds `width` tokens: at least the engine's minimal one, and even.
@@ -58,29 +62,76 @@ class Decoder:
         wide = max(width, self.min_width)
         return wide + wide % 2 if wide > EVEN_ABOVE else wide
 
-    def open(self, rows: int, tokens: int) -> "Cache":
-        """A cache for `rows` sequences of at most `tokens` tokens; a closed one, with its bindings, where it fits."""
-        capacity = -(-self.pad(tokens + self.min_width) // CAPACITY_STEP) * CAPACITY_STEP
-        with self._lock:
-            for cache in self._free:
-                if len(cache.lengths) == rows and capacity <= cache.capacity <= 2 * capacity:
-                    self._free.remove(cache)
-                    return cache
-        return Cache(self, rows, capacity)
+    def open(self, rows: int, tokens: int, wanted: Sequence[Content] = ()) -> "Cache":
+        """A cache for `rows` sequences of at most `tokens` tokens; a closed one, with its bindings, where it fits.
 
-    def close(self, cache: "Cache") -> None:
-        """`cache` is not needed any more; the last ones are kept for requests to come."""
+        Its first rows hold as much of the beginnings of `wanted` as closed caches held, but for the last token of each.
+        """
+        capacity = -(-self.pad(tokens + self.min_width) // CAPACITY_STEP) * CAPACITY_STEP
+        with self._pool.lock:
+            fitting = [c for c in self._free if len(c.lengths) == rows and capacity <= c.capacity <= 2 * capacity]
+            if fitting:
+                cache = max(fitting, key=lambda c: sum(c.held_of(row, content) for row, content in enumerate(wanted)))
+                self._forget(cache)
+            else:
+                cache = Cache(self, rows, capacity)
+            for row, content in enumerate(wanted):
+                cache.lengths[row] = self._recall(cache, row, content)
+            cache.held = [None] * rows
+        return cache
+
+    def close(self, cache: "Cache", held: Mapping[int, Content] = MappingProxyType({})) -> None:
+        """`cache` is not needed any more. `held`: what stands in some of its rows, for requests that begin alike."""
         cache.lengths[:] = [0] * len(cache.lengths)
-        with self._lock:
-            self._free = [cache, *self._free][:KEPT]
+        cache.held = [held.get(row) for row in range(len(cache.lengths))]
+        with self._pool.lock:
+            if self._free:
+                last = self._free[0]
+                self._pool.store(("cache", id(last)), _Kept(self, last))
+            self._free.insert(0, cache)
+
+    def _forget(self, cache: "Cache") -> None:
+        if cache in self._free:
+            self._free.remove(cache)
+        self._pool.remove(("cache", id(cache)))
+
+    def _recall(self, cache: "Cache", row: int, content: Content) -> int:
+        """Bring the most of `content` that any closed cache holds into a row; gives the number of its tokens."""
+        own = cache.held_of(row, content)
+        sources = [(c.held_of(r, content), c, r) for c in self._free for r in range(len(c.lengths))]
+        most, source, place = max(sources, key=lambda found: found[0], default=(0, cache, row))
+        if most <= own:
+            return own
+        cache.take_over(source, place, row, own, most)
+        return most
+
+
+class _Kept:
+    """A closed cache in the pool."""
+
+    def __init__(self, decoder: Decoder, cache: "Cache") -> None:
+        self._decoder, self._cache = decoder, cache
+
+    @property
+    def nbytes(self) -> int:
+        return self._cache.nbytes
+
+    def drop(self) -> None:
+        if self._cache in self._decoder._free[1:]:
+            self._decoder._free.remove(self._cache)
 
 
 class Cache:
-    """K and V of up to `rows` sequences in buffers of fixed capacity; `lengths` says how many tokens are live."""
+    """K and V of up to `rows` sequences in buffers of fixed capacity; `lengths` says how many tokens are live.
+
+    `held`: of a closed cache, what still stands in its rows. `first_step`: tokens of the step that began each row.
+    """
 
     def __init__(self, decoder: Decoder, rows: int, capacity: int) -> None:
         self._decoder = decoder
         self.lengths = [0] * rows
+        self.held: list[Content | None] = [None] * rows
+        self.first_step = [0] * rows
         self.capacity = capacity
         model, engine = decoder.model, decoder.engine
         self._layers: dict[str, Buffer] = {}
@@ -95,6 +146,25 @@ class Cache:
         """Bytes allocated for K and V."""
         return sum(buffer.nbytes for buffer in self._layers.values())
 
+    def held_of(self, row: int, content: Content) -> int:
+        """How many of the first tokens of `content` stand in a row of this closed cache, and may be used for it.
+
+        The last token of a prompt is never among them: its logits are wanted. Where the arithmetic has seams, tokens
+        are those of a fresh prefill only if both began with a step that reached beyond the last seam.
+        """
+        held = self.held[row]
+        if held is None:
+            return 0
+        shared = min(held.shared(content), len(content) - 1)
+        seam = max(self._decoder.seams, default=0)
+        return shared if min(shared, self.first_step[row]) >= seam else 0
+
+    def take_over(self, source: "Cache", place: int, row: int, start: int, stop: int) -> None:
+        """Copy tokens `start` to `stop` of another cache's row `place` into `row`."""
+        for name, buffer in self._layers.items():
+            buffer.copy_from(source._layers[name], place, row, start, stop)
+        self.first_step[row] = source.first_step[place]
+
     def prefill(self, row: int, ids: Ids, positions: Ids, index: Ids, features: Buffer | None, chunk: int) -> Output:
         """Run a prompt through the decoder in chunks of at most `chunk` tokens.
 
@@ -102,6 +172,8 @@ class Cache:
         `features` float32 [features, hidden]. Returns logits [vocabulary] and hidden state [hidden] of the last token.
         """
         passed: _Pass | None = None
+        if self.lengths[row] == 0:
+            self.first_step[row] = min(len(ids), chunk)
         for start in range(0, len(ids), chunk):
             part = slice(start, start + chunk)
             tokens = ids[part]

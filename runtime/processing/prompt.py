@@ -1,8 +1,10 @@
 """What processing hands to the engines, and what every image layout promises."""
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +21,15 @@ class Tile:
 
     inputs: dict[str, npt.NDArray[Any]]
     features: int
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the inputs: names, types, shapes and every byte."""
+        found = hashlib.sha256()
+        for name, values in sorted(self.inputs.items()):
+            found.update(f"{name} {values.dtype.str} {values.shape}\n".encode())
+            found.update(np.ascontiguousarray(values).data)
+        return found.digest()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_CONTEXT = 201, NOT_FOUND
 typedef struct { size_t sx, sy; int stype; const void *shost; uint64_t sdev; void *sarray; size_t spitch;
                  size_t dx, dy; int dtype; void *dhost; uint64_t ddev; void *darray; size_t dpitch;
                  size_t width, height; } Copy2D;
-typedef struct { enum { COPY, SET, CALL } kind; char *to; const char *from; size_t size, pitch, count;
+typedef struct { enum { COPY, SET, CALL } kind; char *to; const char *from; size_t size, pitch, from_pitch, count;
                  int to_device, from_device, value; void (*call)(void *); void *data; } Op;
 typedef struct { Op *ops; size_t count, room; } List;
 typedef struct { List queue; List *capture; int spoiled; } Stream;
@@ -40,12 +40,13 @@ static int holds(const char *start, size_t size, int device) {
 
 static int run(const Op *op) {
   size_t whole = op->count ? (op->count - 1) * op->pitch + op->size : 0;
+  size_t source = op->count ? (op->count - 1) * op->from_pitch + op->size : 0;
   if (op->kind == CALL) { op->call(op->data); return OK; }
   if (!whole) return OK;
   if (!holds(op->to, whole, op->to_device)) return ILLEGAL_ADDRESS;
   if (op->kind == SET) { memset(op->to, op->value, op->size); return OK; }
-  if (!holds(op->from, whole, op->from_device)) return ILLEGAL_ADDRESS;
-  for (size_t i = 0; i < op->count; i++) memmove(op->to + i * op->pitch, op->from + i * op->pitch, op->size);
+  if (!holds(op->from, source, op->from_device)) return ILLEGAL_ADDRESS;
+  for (size_t i = 0; i < op->count; i++) memmove(op->to + i * op->pitch, op->from + i * op->from_pitch, op->size);
   return OK;
 }
 
@@ -122,9 +123,9 @@ int cuMemcpyDtoDAsync(uint64_t to, uint64_t from, size_t size, Stream *s) {
   return copy(s, (void *)to, 1, (void *)from, 1, size);
 }
 int cuMemcpy2DAsync(const Copy2D *c, Stream *stream) {
-  if (c->stype != 2 || c->dtype != 2 || c->spitch != c->dpitch || c->width > c->spitch) return INVALID_VALUE;
+  if (c->stype != 2 || c->dtype != 2 || c->width > c->spitch || c->width > c->dpitch) return INVALID_VALUE;
   return issue(stream, (Op){.kind = COPY, .to = (char *)c->ddev, .from = (char *)c->sdev, .size = c->width,
-                            .pitch = c->dpitch, .count = c->height, .to_device = 1, .from_device = 1});
+                            .pitch = c->dpitch, .from_pitch = c->spitch, .count = c->height, .to_device = 1, .from_device = 1});
 }
 int cuLaunchHostFunc(Stream *stream, void (*call)(void *), void *data) {
   return issue(stream, (Op){.kind = CALL, .call = call, .data = data});

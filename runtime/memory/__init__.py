@@ -1,0 +1,1 @@
+"""Bytes that the runtime keeps between and during requests."""
