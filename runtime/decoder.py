@@ -46,7 +46,8 @@ class Decoder:
     def __init__(
         self, engine: Engine, model: ModelEntry, min_width: int, seams: Sequence[int] = (), pool: Pool | None = None
     ) -> None:
-        """`pool` keeps closed caches, but for the last one, which is always kept."""
+        """`pool` keeps closed caches, but for the last one, which is always kept; without a budget none remembers what
+        stands in it."""
         self.engine, self.model, self.min_width, self.seams = engine, model, min_width, seams
         self.has_vision = "image_features" in engine.inputs
         self._no_features = engine.allocate((1, model.hidden), np.float32)
@@ -83,7 +84,7 @@ class Decoder:
     def close(self, cache: "Cache", held: Mapping[int, Content] = MappingProxyType({})) -> None:
         """`cache` is not needed any more. `held`: what stands in some of its rows, for requests that begin alike."""
         cache.lengths[:] = [0] * len(cache.lengths)
-        cache.held = [held.get(row) for row in range(len(cache.lengths))]
+        cache.held = [held.get(row) if self._pool.budget else None for row in range(len(cache.lengths))]
         with self._pool.lock:
             if self._free:
                 last = self._free[0]
@@ -255,6 +256,8 @@ class Cache:
             for buffer in self._layers.values():
                 buffer.copy_tokens(source, target, start, stop)
         self.lengths[target] = stop
+        if start == 0:
+            self.first_step[target] = self.first_step[source]
 
     def _bind(self, rows: slice, width: int, *, every: bool, features: Buffer | None, repeated: bool = False) -> _Pass:
         decoder, engine = self._decoder, self._decoder.engine

@@ -4,16 +4,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from ..engines.engine import Buffer
 from .decoder import PREFILL_CHUNK, Cache, Decoder, Logits, Output
 from .rounds import Rounds
 from .row import Row
 from .speculation.acceptance import accept
 from .speculation.journal import Journal
 from .speculation.speculator import Speculator
-from .vision import Vision
+from .vision import Features, Vision
 
 
 @dataclass(frozen=True)
@@ -26,12 +23,16 @@ class Engines:
     prefill_chunk: int = PREFILL_CHUNK
 
 
-def generate(engines: Engines, rows: Sequence[Row], journal: Journal | None = None) -> Iterator[tuple[Row, str]]:
-    """Answer all rows; yields (row, text) whenever text of a row is settled. Closing the iterator cancels."""
-    settings = engines.speculator.settings
-    branches = settings.max_parallel if settings.enabled else 1
-    longest = max(len(row.prompt.token_ids) + row.options.max_new_tokens for row in rows)
-    cache = engines.decoder.open(branches * len(rows), longest + settings.window_size)
+def generate(
+    engines: Engines, rows: Sequence[Row], journal: Journal | None = None, cache: Cache | None = None
+) -> Iterator[tuple[Row, str]]:
+    """Answer all rows; yields (row, text) whenever text of a row is settled. Closing the iterator cancels.
+
+    `cache`: one that `open_cache` made for these rows, with beginnings of their prompts in it.
+    """
+    cache = cache or open_cache(engines, rows)
+    window = engines.speculator.settings.window_size
+    rounds: Rounds | None = None
     try:
         for number, row in enumerate(rows):
             row.number = number
@@ -39,14 +40,30 @@ def generate(engines: Engines, rows: Sequence[Row], journal: Journal | None = No
             logits, hidden = _prefill(engines, cache, number, row)
             first = accept([()], [logits[None]], row.chooser())
             yield row, row.commit(first.tokens, hidden[None]).text
-        yield from Rounds(cache, list(rows), engines.speculator, journal or Journal(), settings.window_size).run()
+        rounds = Rounds(cache, list(rows), engines.speculator, journal or Journal(), window)
+        yield from rounds.run()
     finally:
+        held = (
+            {n: row.content_in(cache.lengths[n]) for n, row in enumerate(rows)} if rounds is None else rounds.held_now()
+        )
         for row in rows:
             if row.finish is None:
                 row.end("cancelled")
                 if row.speculation is not None:
-                    engines.speculator.count(row.speculation)
-        engines.decoder.close(cache)
+                    engines.speculator.release(row.speculation)
+        engines.decoder.close(cache, held)
+
+
+def open_cache(engines: Engines, rows: Sequence[Row], spare: int = 0) -> Cache:
+    """A cache for these rows, their branches, and prompts that may still grow by `spare` tokens.
+
+    It holds as much of the prompts as closed caches held.
+    """
+    settings = engines.speculator.settings
+    branches = settings.max_parallel if settings.enabled else 1
+    longest = max(len(row.prompt.token_ids) + row.options.max_new_tokens for row in rows)
+    wanted = [row.content for row in rows]
+    return engines.decoder.open(branches * len(rows), longest + settings.window_size + spare, wanted)
 
 
 def score(engines: Engines, row: Row, answer: Sequence[int]) -> Logits:
@@ -63,15 +80,19 @@ def score(engines: Engines, row: Row, answer: Sequence[int]) -> Logits:
 
 def _prefill(engines: Engines, cache: Cache, slot: int, row: Row) -> Output:
     prompt, began = row.prompt, time.perf_counter()
-    features: Buffer | None = None
+    start = cache.lengths[slot]
+    features: Features | None = None
     if prompt.tiles and engines.vision is not None:
-        features = engines.vision.encode(prompt.tiles)
+        seen = bool((prompt.feature_index[start:] >= 0).any())
+        features = engines.vision.encode(prompt.tiles) if seen else engines.vision.recall(prompt.tiles)
+        row.stats.reused_tiles += features.found if features and seen else len(prompt.tiles)
         began = _clock(row, "vision", began)
-    output = cache.prefill(
-        slot, prompt.token_ids, prompt.position_ids, prompt.feature_index, features, engines.prefill_chunk
-    )
+    row.stats.reused_tokens = start
+    buffer = features.buffer if features else None
+    ids, index = prompt.token_ids[start:], prompt.feature_index[start:]
+    output = cache.prefill(slot, ids, prompt.position_ids[..., start:], index, buffer, engines.prefill_chunk)
     if row.options.speculate and engines.speculator.settings.enabled:
-        row.follow(engines.speculator.open(prompt, None if features is None else features.array.view(np.float32)))
+        row.follow(engines.speculator.open(prompt, features.array if features else None))
     _clock(row, "prefill", began)
     return output
 

@@ -41,6 +41,12 @@ class Content:
             self.digests,
         )
 
+    def cut(self, length: int) -> Content:
+        """The first `length` tokens."""
+        if length >= len(self):
+            return self
+        return Content(self.tokens[:length], self.positions[..., :length], self.tiles[:length], self.digests)
+
     def shared(self, other: Content) -> int:
         """How many of the first tokens are the same in both."""
         length = min(len(self), len(other))

@@ -12,12 +12,15 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class Statistics:
     """Counts and seconds of one request. In a batch the rounds of decoding are shared, so `decode` is the batch's.
 
-    `speculation` is None where the request decoded plainly.
+    `reused_tokens`: of the prompt, those that a cache still held; `reused_tiles`: those whose features were kept, or
+    not needed. `speculation` is None where the request decoded plainly.
     """
 
     prompt_tokens: int = 0
     image_tokens: int = 0
     tiles: int = 0
+    reused_tokens: int = 0
+    reused_tiles: int = 0
     new_tokens: int = 0
     cache_bytes: int = 0
     speculation: SpeculationStatistics | None = None

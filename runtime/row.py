@@ -2,12 +2,14 @@
 
 import secrets
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from .decoder import Hidden
 from .options import Options
+from .prefix import Content
 from .processing.prompt import Prompt
 from .processing.stream import StopMatcher, TextStream
 from .processing.text import Tokenizer
@@ -47,6 +49,16 @@ class Row:
         if speculation.states:
             self.speculation = speculation
             self.stats.speculation = speculation.statistics
+
+    @cached_property
+    def content(self) -> Content:
+        """What the prompt puts into the cache."""
+        return Content.of(self.prompt)
+
+    def content_in(self, length: int) -> Content:
+        """What the first `length` tokens in the cache are: the prompt's and the answer's."""
+        answered = self.tokens[: max(length - len(self.content), 0)]
+        return self.content.followed_by(answered, self.prompt.next_position).cut(length)
 
     @property
     def position(self) -> int:

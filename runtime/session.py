@@ -8,13 +8,15 @@ from typing import Any
 
 from ..engines.bundle import Bundle
 from ..engines.engine import GraphCounts
-from ..engines.errors import BundleError, ContextLengthError, RequestError
-from ..engines.manifest import Manifest
+from ..engines.errors import BundleError, ConfigError, ContextLengthError, RequestError
+from ..engines.manifest import EngineEntry, Manifest
 from ..engines.target import Target, choose_target
 from .clock import time_passes
 from .decoder import Decoder, Logits
 from .generation import Engines, generate, score
+from .memory.pool import Audit, Pool
 from .options import Options
+from .perception.features import FeatureStore
 from .processing import ImageSource, Processor
 from .rehearsal import Rehearsal, rehearse
 from .results import Result
@@ -27,7 +29,7 @@ from .speculation.lookup import History, LookupDrafter
 from .speculation.predictor import NAME as PREDICTOR
 from .speculation.predictor import PredictorDrafter
 from .speculation.settings import FILE as SETTINGS_FILE
-from .speculation.settings import Settings, read_settings
+from .speculation.settings import Memory, Settings, read_settings
 from .speculation.speculator import Speculator
 from .speculation.statistics import SpeculationStatistics
 from .threads import choose_threads
@@ -99,11 +101,12 @@ class Model:
         self._decoder = decoder = entries["decoder"]
         vision = self._loaded.get("vision")
         model = self.manifest.model
-        engine = Decoder(self._loaded["decoder"], model, decoder.min_width, decoder.seams)
+        self.pool = Pool(settings.memory.cache_size, settings.memory.release_delay)
+        engine = Decoder(self._loaded["decoder"], model, decoder.min_width, decoder.seams, self.pool)
         self._costs = _measure_again(engine, decoder.cost_ms)
         self._engines = Engines(
             engine,
-            Vision(vision, model.hidden) if vision else None,
+            Vision(vision, model.hidden, self._make_store(entries["vision"], settings.memory)) if vision else None,
             self.make_speculator(settings),
         )
 
@@ -146,6 +149,10 @@ class Model:
         for _ in generate(self._engines, rows, journal):
             pass
         return [row.result() for row in rows]
+
+    def audit(self) -> Audit:
+        """What the pool holds now. Between requests nothing is `live`."""
+        return self.pool.audit()
 
     def graphs(self) -> dict[str, GraphCounts]:
         """By engine what became of captured steps; empty on a target without graphs."""
@@ -201,7 +208,11 @@ class Model:
         drafters: list[Drafter] = []
         if PREDICTOR in speculation.drafters and PREDICTOR in self._loaded:
             image = self._loaded.get(f"{PREDICTOR}_image")
-            drafters.append(PredictorDrafter(self._loaded[PREDICTOR], image, self.manifest.model.hidden))
+            drafters.append(
+                PredictorDrafter(
+                    self._loaded[PREDICTOR], image, self.manifest.model.hidden, self.pool if self.pool.budget else None
+                )
+            )
         if LOOKUP in speculation.drafters:
             drafters.append(LookupDrafter(history))
         return Speculator(speculation, drafters, self._costs, self._decoder.min_width, history)
@@ -237,6 +248,17 @@ class Model:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _make_store(self, vision: EngineEntry, memory: Memory) -> FeatureStore:
+        """Features are kept under the hashes of all that makes them: the tile's pixels, the processor, the engine."""
+        hashes = {entry.path: entry.sha256 for entry in self.manifest.files}
+        if memory.features == "int8" and self.manifest.model.hidden % memory.quant_groups:
+            raise ConfigError(
+                f"memory.quant_groups: found {memory.quant_groups}; a divisor of the {self.manifest.model.hidden} "
+                "channels of a feature is needed"
+            )
+        groups = memory.quant_groups if memory.features == "int8" else None
+        return FeatureStore(self.pool, f"{self.processor.hash} {hashes[vision.path]}", groups)
 
     def _row(self, request: Request) -> Row:
         began = time.perf_counter()

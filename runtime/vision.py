@@ -1,31 +1,74 @@
 """The vision engine: tiles in, rows of image features out, one tile at a time."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..engines.engine import Buffer, Engine
+from .perception.features import FeatureStore, Floats
 from .processing.prompt import Tile
 
 
+@dataclass(frozen=True)
+class Features:
+    """Image features float32 [features, hidden] on the engine's side, and how many tiles were `found`, not encoded."""
+
+    buffer: Buffer
+    found: int
+
+    @property
+    def array(self) -> Floats:
+        """As the host sees them."""
+        return self.buffer.array.view(np.float32)
+
+
 class Vision:
-    """The vision engine of a bundle; `hidden` is the width of a feature row."""
+    """The vision engine of a bundle; `hidden` is the width of a feature row. `store` keeps what was encoded."""
 
-    def __init__(self, engine: Engine, hidden: int) -> None:
-        self._engine, self._hidden = engine, hidden
+    def __init__(self, engine: Engine, hidden: int, store: FeatureStore | None = None) -> None:
+        self._engine, self._hidden, self._store = engine, hidden, store
 
-    def encode(self, tiles: Sequence[Tile]) -> Buffer:
-        """Features of all tiles in order, float32 [features, hidden].
+    def encode(self, tiles: Sequence[Tile]) -> Features:
+        """Features of all tiles in order.
 
         Tiles run one by one: int8 scales then never depend on a neighbour, and batching gains nothing on a CPU.
         """
-        features = self._engine.allocate((sum(tile.features for tile in tiles), self._hidden), np.float32)
-        start = 0
+        buffer = self._engine.allocate((sum(tile.features for tile in tiles), self._hidden), np.float32)
+        start = found = 0
         for tile in tiles:
-            buffers: dict[str, Buffer] = {"image_features": features.row(start, start + tile.features)}
-            for name, values in tile.inputs.items():
-                buffers[name] = self._engine.allocate(values.shape, values.dtype)
-                buffers[name].array[...] = values
-            self._engine.bind(buffers).run()
+            rows = buffer.row(start, start + tile.features)
+            known = self._store.find(tile) if self._store else None
+            if known is None:
+                self._run(tile, rows)
+            else:
+                rows.array[...] = known
+                found += 1
             start += tile.features
-        return features
+        return Features(buffer, found)
+
+    def recall(self, tiles: Sequence[Tile]) -> Features | None:
+        """Features of all tiles if every one is kept; nothing is run."""
+        known = [self._store.find(tile) if self._store else None for tile in tiles]
+        parts = [features for features in known if features is not None]
+        if len(parts) < len(tiles):
+            return None
+        buffer = self._engine.allocate((sum(map(len, parts)), self._hidden), np.float32)
+        buffer.array[...] = np.concatenate(parts)
+        return Features(buffer, len(parts))
+
+    def encode_ahead(self, tile: Tile) -> bool:
+        """Encode a tile into the store, unless it is there; whether it was run."""
+        if self._store is None or self._store.find(tile) is not None:
+            return False
+        self._run(tile, self._engine.allocate((tile.features, self._hidden), np.float32))
+        return True
+
+    def _run(self, tile: Tile, rows: Buffer) -> None:
+        buffers = {"image_features": rows}
+        for name, values in tile.inputs.items():
+            buffers[name] = self._engine.allocate(values.shape, values.dtype)
+            buffers[name].array[...] = values
+        self._engine.bind(buffers).run()
+        if self._store is not None:
+            rows.array[...] = self._store.keep(tile, rows.array.view(np.float32))

@@ -57,6 +57,9 @@ class AlwaysWrong:
     def commit(self, tokens: Sequence[int], hidden: Any) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def propose(self, states: Sequence[Any], windows: Sequence[int], confidence: float) -> list[Draft]:
         return [Draft(self.name, (self._unused,) * window, (0.9,) * window) for window in windows]
 
@@ -218,7 +221,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    model = speceyes.load(options.bundle, threads=options.threads)
+    # Nothing may be found of the request that another kind has just answered.
+    model = speceyes.load(options.bundle, threads=options.threads, settings={"memory": {"cache_size": 0}})
     report: dict[str, Any] = {
         "environment": {
             "processor": platform.processor() or platform.machine(),

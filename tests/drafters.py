@@ -19,11 +19,16 @@ class State:
     request: int
     tokens: list[int] = field(default_factory=list)
     hidden: list[np.ndarray] = field(default_factory=list)
+    closed: bool = False
 
     def commit(self, tokens, hidden):
         assert len(tokens) == len(hidden)
         self.tokens.extend(tokens)
         self.hidden.extend(hidden.copy())
+
+    def close(self):
+        assert not self.closed
+        self.closed = True
 
 
 class Scripted:

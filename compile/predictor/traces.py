@@ -113,12 +113,12 @@ class Tracer:
                 f"request {request.sha256[:12]}: its prompt of {len(prompt.token_ids)} tokens leaves no room for an "
                 f"answer in the context of {self.model.context_length}; shorten it"
             )
-        features = self.vision.encode(prompt.tiles) if prompt.tiles and self.vision is not None else None
+        features = self.vision.encode(prompt.tiles).buffer if prompt.tiles and self.vision is not None else None
         tokens, states, rows = self._answer(prompt, features, limit)
         logits = np.stack(rows)
         best = np.argsort(-logits, axis=1, kind="stable")[:, :BEST]
         blind = self._answer_blind(prompt, features, tokens) if features is not None else np.array(tokens)
-        found = np.zeros((0, self.model.hidden), np.float32) if features is None else features.array
+        found = np.zeros((0, self.model.hidden), np.float32) if features is None else features.array.view(np.float32)
         return {
             "tokens": np.array(tokens, np.int32),
             "hidden": np.stack(states).astype(np.float16),

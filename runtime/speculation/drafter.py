@@ -41,6 +41,10 @@ class DraftState(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """The request has ended: give back what it held."""
+        ...
+
 
 class Drafter(Protocol):
     """Proposes continuations for several requests at once."""
@@ -48,8 +52,9 @@ class Drafter(Protocol):
     @property
     def name(self) -> str: ...
 
-    def open(self, prompt: Prompt, features: Floats | None) -> DraftState:
-        """Begin a request; `features` float32 [features, hidden] are those of its images."""
+    def open(self, prompt: Prompt, features: Floats | None) -> DraftState | None:
+        """Begin a request; `features` float32 [features, hidden] are those of its images, None where they are not at
+        hand. None when there is no memory to follow it."""
         ...
 
     def propose(self, states: Sequence[DraftState], windows: Sequence[int], confidence: float) -> list[Draft]:

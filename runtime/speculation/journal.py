@@ -101,6 +101,9 @@ class ReplayState:
     def commit(self, tokens: Sequence[int], hidden: Floats) -> None:
         self.at += len(tokens)
 
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 class ReplayDrafter:
     """Drafts what a journal says was drafted, first branches alone; requests are opened in the order of the call."""

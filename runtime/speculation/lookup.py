@@ -60,6 +60,9 @@ class LookupState:
         self.context.extend(tokens)
         self.begun = True
 
+    def close(self) -> None:
+        """The tree goes with the state."""
+
 
 def context_of(prompt: Prompt) -> list[int]:
     """The last text tokens of a prompt, which tell what kind of answer follows."""

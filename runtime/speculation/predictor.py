@@ -6,13 +6,15 @@ It is trained by `speceyes-compile train-predictor` and compiled into the bundle
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...engines.engine import Buffer, Engine, Step
+from ..memory.pool import Pool
 from ..processing.prompt import Prompt
 from .drafter import Draft, DraftState, Floats
 
@@ -20,6 +22,7 @@ NAME = "predictor"
 MODULES = ("text_encoder", "image_encoder", "cross_attention", "decoder")
 """What the work plan speaks of, in the order of `mod_probs`."""
 
+_NONE: Floats = np.zeros((0, 0), np.float32)
 _BLOCK = 64
 _KEPT = 16
 _LEAST = 1e-9
@@ -31,18 +34,26 @@ class PredictorState:
 
     _serials = itertools.count()
 
-    def __init__(self, hidden: int, first_token: int, memory: Floats) -> None:
+    def __init__(self, hidden: int, first_token: int, memory: Floats, free: Callable[[], None] | None = None) -> None:
         self.serial = next(self._serials)
         self.token: int | None = None
         self.first_token = first_token
         self.memory = memory
         self.hidden: Floats = np.zeros(hidden, np.float32)
+        self._free = free
 
     def commit(self, tokens: Sequence[int], hidden: Floats) -> None:
         """See DraftState.commit; the last row of `hidden` is copied."""
         if len(tokens):
             self.token = int(tokens[-1])
             self.hidden[:] = hidden[-1]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.memory = _NONE
+        if self._free is not None:
+            self._free()
+            self._free = None
 
 
 class PredictorDrafter:
@@ -53,18 +64,26 @@ class PredictorDrafter:
 
     name = NAME
 
-    def __init__(self, predictor: Engine, image: Engine | None, hidden: int) -> None:
-        """`hidden`: width of the model's hidden states."""
-        self._engine, self._image, self._hidden = predictor, image, hidden
+    def __init__(self, predictor: Engine, image: Engine | None, hidden: int, pool: Pool | None = None) -> None:
+        """`hidden`: width of the model's hidden states. `pool`: where what images leave to attend to is held."""
+        self._engine, self._image, self._hidden, self._pool = predictor, image, hidden, pool
         self._benches: OrderedDict[tuple[int, int], _Bench] = OrderedDict()
         self._lock = threading.Lock()
 
-    def open(self, prompt: Prompt, features: Floats | None) -> PredictorState:
+    def open(self, prompt: Prompt, features: Floats | None) -> PredictorState | None:
         """Begin a request; the image engine runs once over its features [features, hidden]."""
-        memory: Floats = np.zeros((0, 0), np.float32)
-        if self._image is not None and features is not None and len(features):
-            memory = self._remember(self._image, features)
-        return PredictorState(self._hidden, int(prompt.token_ids[0]), memory)
+        first = int(prompt.token_ids[0])
+        if self._image is None or features is None or not len(features):
+            return PredictorState(self._hidden, first, _NONE)
+        memory = self._remember(self._image, features)
+        if self._pool is None:
+            return PredictorState(self._hidden, first, memory)
+        slab = self._pool.take(memory.nbytes, NAME)
+        if slab is None:
+            return None
+        held = slab.array(memory.shape, np.float32).view(np.float32)
+        held[...] = memory
+        return PredictorState(self._hidden, first, held, partial(self._pool.give, slab))
 
     def propose(self, states: Sequence[DraftState], windows: Sequence[int], confidence: float) -> list[Draft]:
         """See Drafter.propose. A draft also ends after a token that ends answers."""

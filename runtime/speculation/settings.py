@@ -66,12 +66,18 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Memory:
-    """The `memory` section: bytes for cached features and drafts, groups of a quantised cache row, and the seconds that
-    a released buffer is kept."""
+    """The `memory` section.
+
+    `cache_size`: bytes for what is kept in case it is needed again, and for what speculation holds; with 0 no request
+    finds anything of an earlier one, and what speculation holds is not counted. `release_delay`:
+    seconds that a released buffer waits for another use. `features`: how features of images are kept, `exact` or as
+    `int8` with `quant_groups` scales a row, which rounds them once, found or not.
+    """
 
     cache_size: int = 256_000_000
     quant_groups: int = 8
     release_delay: float = 0.005
+    features: Literal["exact", "int8"] = "exact"
 
     def __post_init__(self) -> None:
         _check_range("cache_size", self.cache_size, 0, 1 << 50)

@@ -97,11 +97,13 @@ class Speculator:
     def open(self, prompt: Prompt, features: Floats | None) -> RequestSpeculation:
         """Begin a request."""
         warmup = self.settings.warmup(len(prompt.token_ids))
-        states = {}
+        states: dict[str, DraftState] = {}
         for name, drafter in self.drafters.items():
             if not self.settings.adaptive or self._worths[name].opens():
                 began = time.perf_counter()
-                states[name] = drafter.open(prompt, features)
+                state = drafter.open(prompt, features)
+                if state is not None:
+                    states[name] = state
                 self._worths[name].learn(began - time.perf_counter())
         return RequestSpeculation(prompt, warmup, states)
 
@@ -221,9 +223,11 @@ class Speculator:
     def close(self, request: RequestSpeculation, tokens: Sequence[int]) -> None:
         """A request has ended with this answer."""
         self.history.add([*context_of(request.prompt), *tokens])
-        self.count(request)
+        self.release(request)
 
-    def count(self, request: RequestSpeculation) -> None:
-        """Add what a request did, whole or cancelled, to the totals."""
+    def release(self, request: RequestSpeculation) -> None:
+        """A request is over, answered or cancelled: its drafters' states end, what it did is added to the totals."""
+        for state in request.states.values():
+            state.close()
         with self._lock:
             self.totals.add(request.statistics)
