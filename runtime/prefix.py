@@ -51,7 +51,7 @@ class Content:
         """How many of the first tokens are the same in both."""
         length = min(len(self), len(other))
         same = (self.tokens[:length] == other.tokens[:length]) & (self.tiles[:length] == other.tiles[:length])
-        same &= (self.positions[..., :length] == other.positions[..., :length]).reshape(-1, length).all(0)
+        same &= np.atleast_2d(self.positions[..., :length] == other.positions[..., :length]).all(0)
         if not same.all():
             length = int(same.argmin())
         for number, pair in enumerate(zip(self.digests, other.digests, strict=False)):

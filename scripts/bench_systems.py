@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ class Ours:
         began = time.perf_counter()
         import speceyes
 
-        load = speceyes.load
+        load = partial(speceyes.load, settings={"memory": {"cache_size": 0}})
         self.import_seconds = time.perf_counter() - began
         began = time.perf_counter()
         self._model = load(bundle)

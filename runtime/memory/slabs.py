@@ -32,7 +32,7 @@ class Slab:
 
 
 def size_class(nbytes: int) -> int:
-    """The bytes of a slab that holds `nbytes`: whole pages, then steps of an eighth, so at most an eighth is lost."""
+    """The bytes of a slab that holds `nbytes`: whole pages, then steps that waste a quarter at most."""
     step = PAGE
     while nbytes > 8 * step:
         step *= 2
