@@ -201,7 +201,7 @@ class _Pipeline:
 
     def open_engines(self) -> None:
         for part, entry in self.entries.items():
-            engine = self.target.load(self.folder / entry.path, choose_threads(part, entry, None), entry.options)
+            engine = self.target.load(self.folder / entry.path, choose_threads(part, entry, None), entry)
             self.engines[part] = engine
             self._note(part, inputs=tuple(engine.inputs.values()), outputs=tuple(engine.outputs.values()))
 

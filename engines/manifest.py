@@ -105,6 +105,30 @@ class RehearsalEntry:
 
 
 @dataclass(frozen=True)
+class TensorRtEntry:
+    """Which TensorRT built a target's engines, and for which GPUs; they run with no other.
+
+    `compute_capabilities`: 89 is 8.9. `driver`: version of CUDA that the driver knew, None where there was no driver.
+    `timing_cache_sha256`: of the timing cache that the build began with. `engines_sha256` by part. `deterministic`, by
+    part: whether two builds gave the same bytes; a part that was built once is not in it.
+    """
+
+    flavour: str
+    version: str
+    compute_capabilities: tuple[int, ...]
+    engines_sha256: dict[str, str]
+    deterministic: dict[str, bool] = field(default_factory=dict)
+    driver: str | None = None
+    timing_cache_sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        hashes = {f"engines_sha256.{part}": value for part, value in self.engines_sha256.items()}
+        for name, value in {**hashes, "timing_cache_sha256": self.timing_cache_sha256}.items():
+            if value is not None and not _SHA256.fullmatch(value):
+                raise ManifestError(f"{name}: found {value[:70]!r}; 64 hexadecimal digits wanted")
+
+
+@dataclass(frozen=True)
 class TargetEntry:
     """The engines built for one target, the versions they were built with, and accuracy packs by part."""
 
@@ -112,6 +136,7 @@ class TargetEntry:
     engines: dict[str, EngineEntry]
     packs: dict[str, PackEntry] = field(default_factory=dict)
     rehearsal: RehearsalEntry | None = None
+    tensorrt: TensorRtEntry | None = None
 
 
 @dataclass(frozen=True)

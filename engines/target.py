@@ -3,23 +3,27 @@
 import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 from .bundle import Bundle
 from .engine import Engine
 from .errors import EngineError
-from .manifest import TargetEntry
+from .manifest import EngineEntry, TargetEntry
 from .schema import nearest
 
 
 @dataclass(frozen=True)
 class Target:
-    """`refusal` gives the reason why this machine cannot run a build, or None; `load` opens one engine file."""
+    """`refusal` gives the reason why this machine cannot run a build, or None; `load` opens one engine file.
+
+    `load` takes the file's path, the threads to run it with (None for all) and what the manifest says of the engine.
+    """
 
     name: str
     refusal: Callable[[TargetEntry], str | None]
-    load: Callable[[Path, int | None, dict[str, str]], Engine]
+    load: Callable[[Path, int | None, EngineEntry], Engine]
 
 
 def _refuse_onnxruntime(build: TargetEntry) -> str | None:
@@ -30,14 +34,33 @@ def _refuse_onnxruntime(build: TargetEntry) -> str | None:
     return None
 
 
-def _load_onnxruntime(path: Path, threads: int | None, options: dict[str, str]) -> Engine:
+def _load_onnxruntime(path: Path, threads: int | None, entry: EngineEntry) -> Engine:
     from .onnxruntime import OnnxRuntimeEngine
 
-    return OnnxRuntimeEngine(path, threads=threads, options=options)
+    return OnnxRuntimeEngine(path, threads=threads, options=entry.options)
 
+
+def _refuse_tensorrt(name: str, build: TargetEntry) -> str | None:
+    from .tensorrt_library import refusal
+
+    return refusal(name, build)
+
+
+def _load_tensorrt(name: str, path: Path, threads: int | None, entry: EngineEntry) -> Engine:
+    from .tensorrt import load_engine
+    from .tensorrt_library import import_library
+
+    return load_engine(path, import_library(name), (*entry.inputs, *entry.outputs))
+
+
+def _tensorrt(name: str) -> Target:
+    return Target(name, partial(_refuse_tensorrt, name), partial(_load_tensorrt, name))
+
+
+ONNXRUNTIME = Target("onnxruntime-cpu", _refuse_onnxruntime, _load_onnxruntime)
 
 # Best first: loading takes the first that the bundle holds and the machine can run.
-TARGETS = MappingProxyType({t.name: t for t in (Target("onnxruntime-cpu", _refuse_onnxruntime, _load_onnxruntime),)})
+TARGETS = MappingProxyType({t.name: t for t in (_tensorrt("tensorrt"), _tensorrt("tensorrt-rtx"), ONNXRUNTIME)})
 
 
 def find_target(name: str) -> Target:

@@ -5,7 +5,7 @@ What is used of them is checked against the bindings of both; what of it has run
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -33,19 +33,20 @@ NUMPY_TYPES = MappingProxyType(
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def load_engine(path: Path, library: ModuleType) -> DeviceEngine:
+def load_engine(path: Path, library: ModuleType, specs: Sequence[TensorSpec] = ()) -> DeviceEngine:
     """Load an engine file with `tensorrt` or `tensorrt_rtx`.
 
+    `specs`: its tensors as the manifest has them, with the names of free dimensions, which the file does not keep.
     Raises EngineError without a device, or with TensorRT's own words when it refuses the file.
     """
     device = open_device()
-    return DeviceEngine(device, TensorRtCompiled(path, library, device))
+    return DeviceEngine(device, TensorRtCompiled(path, library, device, specs))
 
 
 class TensorRtCompiled:
     """A deserialised engine, the context that steps share, and the scratch memory of all contexts."""
 
-    def __init__(self, path: Path, library: ModuleType, device: Device) -> None:
+    def __init__(self, path: Path, library: ModuleType, device: Device, specs: Sequence[TensorSpec] = ()) -> None:
         self._library, self._device = library, device
         self._messages = _collect_messages(library)
         runtime = library.Runtime(self._messages)
@@ -60,10 +61,11 @@ class TensorRtCompiled:
             self._shared = self.make_context()
         inputs: dict[str, TensorSpec] = {}
         outputs: dict[str, TensorSpec] = {}
+        named = {spec.name: spec for spec in specs}
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
             is_input = engine.get_tensor_mode(name) == library.TensorIOMode.INPUT
-            (inputs if is_input else outputs)[name] = _spec(engine, name)
+            (inputs if is_input else outputs)[name] = named.get(name) or _spec(engine, name)
         self.inputs, self.outputs = MappingProxyType(inputs), MappingProxyType(outputs)
         aliased = {name: engine.get_aliased_input_tensor(name) for name in outputs}
         self.aliases = {name: source for name, source in aliased.items() if source}

@@ -95,7 +95,7 @@ class Model:
         if "decoder" not in entries:
             raise BundleError(f"targets.{target.name}.engines: found {', '.join(entries)}; a decoder is needed")
         self._loaded = {
-            part: target.load(bundle.path / entry.path, choose_threads(part, entry, threads), entry.options)
+            part: target.load(bundle.path / entry.path, choose_threads(part, entry, threads), entry)
             for part, entry in entries.items()
         }
         self._decoder = decoder = entries["decoder"]

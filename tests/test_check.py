@@ -60,7 +60,7 @@ def reference(bundle: Path) -> Reference:
 
 def engine(bundle: Bundle, part: str) -> Engine:
     entry = bundle.manifest.targets["onnxruntime-cpu"].engines[part]
-    return find_target("onnxruntime-cpu").load(bundle.path / entry.path, 1, entry.options)
+    return find_target("onnxruntime-cpu").load(bundle.path / entry.path, 1, entry)
 
 
 def test_the_decoder_passes_and_another_answer_does_not(bundle: Path, reference: Reference) -> None:

@@ -209,7 +209,9 @@ def test_the_bundle_holds_it_and_drafts(tmp_path: Path) -> None:
     parts = opened.manifest.targets[target.name].engines
     assert set(parts) == {"decoder", "vision", "predictor", "predictor_image"}
     assert set(parts["predictor"].cost_ms) == {"1", "2", "4"}
-    engines = {part: target.load(opened.path / parts[part].path, 1, {}) for part in ("predictor", "predictor_image")}
+    engines = {
+        part: target.load(opened.path / parts[part].path, 1, parts[part]) for part in ("predictor", "predictor_image")
+    }
     drafter = PredictorDrafter(engines["predictor"], engines["predictor_image"], opened.manifest.model.hidden)
     prompt = Processor.load(opened.path).prepare(ask("what is item 3?", 1), images=[picture("square", 3)])
     state = drafter.open(prompt, np.ones((8, 64), np.float32))

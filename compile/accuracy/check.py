@@ -162,7 +162,7 @@ def _check_part(
     pack = Pack(bundle.path, bounds.path)
     engine: Engine | None = None
     try:
-        engine = target.load(bundle.path / entry.path, choose_threads(name, entry, threads), entry.options)
+        engine = target.load(bundle.path / entry.path, choose_threads(name, entry, threads), entry)
         reference, *found = run_pack(name, pack, engine, bundle.manifest.model, entry)
         judged = judge_runs(reference, found[0], bounds)
         exact = PackEntry(bounds.path, {"*": 0.0}, 0.0, -1.0, 1.0)

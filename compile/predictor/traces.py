@@ -94,7 +94,7 @@ class Tracer:
         target, _ = choose_target(bundle)
         entries = bundle.manifest.targets[target.name].engines
         engines = {
-            part: target.load(bundle.path / entry.path, threads, entry.options)
+            part: target.load(bundle.path / entry.path, threads, entry)
             for part, entry in entries.items()
             if part in ("decoder", "vision")
         }

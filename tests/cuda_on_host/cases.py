@@ -12,6 +12,7 @@ from speceyes.engines.device_engine import DeviceEngine
 from speceyes.engines.engine import GraphCounts
 from speceyes.engines.errors import EngineError
 from speceyes.engines.graphs import EagerStep, GraphStep
+from speceyes.engines.manifest import EngineEntry
 from speceyes.engines.target import Target
 from speceyes.runtime.session import Model, Request
 from speceyes.runtime.speculation.settings import Settings
@@ -134,8 +135,8 @@ def test_a_step_is_captured_at_its_second_run_or_refused_with_the_reason(device,
 
 
 def load(name: str, device) -> Model:
-    def open_engine(path: Path, threads: int | None, options: dict[str, str]) -> DeviceEngine:
-        return DeviceEngine(device, HostCompiled(device, path, options))
+    def open_engine(path: Path, threads: int | None, entry: EngineEntry) -> DeviceEngine:
+        return DeviceEngine(device, HostCompiled(device, path, entry.options))
 
     target = Target("onnxruntime-cpu", lambda build: None, open_engine)
     return Model(Bundle.open(bundle(name)), target, 1, {}, Settings())
