@@ -110,7 +110,8 @@ class TensorRtEntry:
 
     `compute_capabilities`: 89 is 8.9. `driver`: version of CUDA that the driver knew, None where there was no driver.
     `timing_cache_sha256`: of the timing cache that the build began with. `engines_sha256` by part. `deterministic`, by
-    part: whether two builds gave the same bytes; a part that was built once is not in it.
+    part: whether two builds gave the same bytes; a part that was built once is not in it. `lifted`: by part, how many
+    tensors and weights do not fit in fp16 and are fp32.
     """
 
     flavour: str
@@ -118,6 +119,7 @@ class TensorRtEntry:
     compute_capabilities: tuple[int, ...]
     engines_sha256: dict[str, str]
     deterministic: dict[str, bool] = field(default_factory=dict)
+    lifted: dict[str, int] = field(default_factory=dict)
     driver: str | None = None
     timing_cache_sha256: str | None = None
 

@@ -63,7 +63,7 @@ SAMPLE = Manifest(
             packs={"decoder": PackEntry("accuracy/decoder", {"*": 0.1, "logits": 0.5}, 1e-5, 0.99, 0.9)},
             rehearsal=RehearsalEntry("a device", 3, 2, {"2×4": "no memory"}, ("1×1",)),
             tensorrt=TensorRtEntry(
-                "tensorrt-rtx", "1.7.1.116", (89,), {"decoder": HASH}, {"decoder": False}, "13.0", HASH
+                "tensorrt-rtx", "1.7.1.116", (89,), {"decoder": HASH}, {"decoder": False}, {"decoder": 2}, "13", HASH
             ),
         )
     },
@@ -166,8 +166,18 @@ OPTIONAL = {
     "rehearsal",
 }
 OPTIONAL |= {"rehearsal", "refused", "differing", "image_token_id", "bos_token_id", "pad_token_id", "predictor"}
-OPTIONAL |= {"tensorrt", "driver", "timing_cache_sha256", "deterministic"}
-NAMED_BY_USER = ("versions", "cost_ms", "accuracy", "options", "atol", "refused", "engines_sha256", "deterministic")
+OPTIONAL |= {"tensorrt", "driver", "timing_cache_sha256", "deterministic", "lifted"}
+NAMED_BY_USER = (
+    "versions",
+    "cost_ms",
+    "accuracy",
+    "options",
+    "atol",
+    "refused",
+    "engines_sha256",
+    "deterministic",
+    "lifted",
+)
 
 
 @pytest.mark.parametrize(

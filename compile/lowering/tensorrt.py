@@ -56,7 +56,7 @@ def lower_for_tensorrt(
     half, _, weights = precision.partition("-")
     if part.startswith("predictor"):
         write_out_turns(model, turns)
-        halve_products(model, HALVES[half])
+        halve_products(model, HALVES[half], lifted)
     else:
         check_lifted(model, lifted)
         for rule in _WEIGHTS[weights]:

@@ -33,6 +33,7 @@ def write_out_turns(model: ir.Model, turns: int) -> None:
             collected.append(found)
         stacked = [_stack(loop, values) for values in zip(*collected, strict=True)]
         replace(loop, [*carried, *stacked])
+        _release(loop)
         for value in stacked:
             _skip_padding(value)
     for value in (*graph.outputs, *(output for node in graph for output in node.outputs)):
@@ -61,6 +62,13 @@ def _turn(loop: ir.Node, turn: int, carried: Sequence[ir.Value | None]) -> list[
             value.name = f"{value.name}.{turn}"
         graph_of(loop).insert_before(loop, node)
     return outputs
+
+
+def _release(loop: ir.Node) -> None:
+    """The body of a loop that is gone still counts as a user of what it read from outside."""
+    for node in attribute(loop, "body", None):
+        for place in range(len(node.inputs)):
+            node.replace_input_with(place, None)
 
 
 def _stack(loop: ir.Node, values: Sequence[ir.Value]) -> ir.Value:

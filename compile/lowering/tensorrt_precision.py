@@ -65,11 +65,12 @@ def check_lifted(model: ir.Model, lifted: Collection[str]) -> None:
             )
 
 
-def halve_products(model: ir.Model, half: ir.DataType) -> None:
-    """Type the products of a predictor; all else is fp32, since it decides between tokens."""
+def halve_products(model: ir.Model, half: ir.DataType, lifted: Collection[str] = ()) -> None:
+    """Type the products of a predictor; all else is fp32, since it decides between tokens, and so is what is lifted."""
     graph = model.graph
     _type_values(graph)
-    for node in [node for node in graph if node.op_type in ("MatMul", "Gemm")]:
+    exact = _lifted(graph, frozenset(lifted))
+    for node in [node for node in graph if node.op_type in ("MatMul", "Gemm") and node not in exact]:
         product = node.outputs[0]
         _type_node(node, half)
         uses, output = tuple(product.uses()), product.is_graph_output()
