@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,29 +15,29 @@ import yaml
 
 from .. import __version__
 from ..engines.bundle import Bundle, check_output, hash_file, seal, write_bundle
-from ..engines.engine import Engine
-from ..engines.manifest import EngineEntry, FileEntry, Manifest, ModelEntry, PackEntry, Provenance, TargetEntry
+from ..engines.manifest import FileEntry, Manifest, ModelEntry, Provenance
 from ..engines.schema import decode, encode
-from ..engines.target import find_target
+from ..engines.tensorrt_library import FLAVOURS
 from ..runtime.processing.golden import IMAGE_FILE
 from ..runtime.processing.processor import Processor
 from ..runtime.speculation.settings import FILE as SETTINGS_FILE
 from ..runtime.speculation.settings import read_settings
-from ..runtime.threads import choose_threads
 from .accuracy.bind import bind_packs, write_readme
+from .accuracy.pack import Pack, pack_path
 from .accuracy.record import Recorder
 from .accuracy.sample import Sample, cut_prompt
 from .check import Reference, check_decoder, check_vision, encode_tiles, golden_prompt, make_reference
 from .checkpoint import Checkpoint, open_checkpoint
+from .engine_set import EngineSet, Source, make_engine_set
 from .export import export_decoder, export_vision, save_graph
-from .lowering import MIN_WIDTH, OPTIONS, lower, seams
 from .measure import measure_decoder, measure_vision
 from .plan import Plan, check_plan, make_plan
 from .predictor.artifact import Artifact, read_artifact
 from .predictor.export import STEP, compile_predictor
 from .predictor.measure import measure_predictor
 from .processing import write_processing
-from .recipe import Recipe, dump_recipe
+from .recipe import DecoderBounds, Recipe, dump_recipe
+from .tensorrt.parts import TensorRtParts
 
 EXPORTERS = {"decoder": export_decoder, "vision": export_vision}
 COMPILER = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript")
@@ -58,13 +58,17 @@ class Build:
 def prepare(checkpoint: str | os.PathLike[str], out: str | os.PathLike[str], recipe: Recipe) -> tuple[Checkpoint, Plan]:
     """Find what can be found wrong before the long work.
 
-    Raises CheckpointError, ResourceError, BundleError, or PredictorError for a predictor of another checkpoint.
+    Raises CheckpointError, ResourceError, BundleError, PredictorError for a predictor of another checkpoint, or
+    EngineError and LoweringError for a target that cannot be built here.
     """
     target = check_output(out)
     opened = open_checkpoint(os.fspath(checkpoint))
     read_settings(recipe.settings)
     if recipe.predictor is not None:
         read_artifact(recipe.predictor).check_target(hash_checkpoint(opened.folder), opened.source)
+    for name in recipe.targets:
+        if name in FLAVOURS:
+            TensorRtParts(name, recipe.tensorrt).check(opened.head_dim)
     plan = make_plan(opened, recipe)
     check_plan(plan, target)
     return opened, plan
@@ -100,36 +104,46 @@ class _Pipeline:
 
     def __init__(self, checkpoint: Checkpoint, plan: Plan, recipe: Recipe, folder: Path) -> None:
         self.checkpoint, self.plan, self.recipe, self.folder = checkpoint, plan, recipe, folder
-        self.target = find_target(recipe.target)
+        self.sets = [make_engine_set(name, recipe, folder) for name in recipe.targets]
+        self.running = [each for each in self.sets if each.runs_here]
+        # The range audit of fp16 engines runs on the packs' inputs.
+        self.records = recipe.accuracy.enabled or any(name in FLAVOURS for name in recipe.targets)
         self.graph: ir.Model | None = None
-        self.entries: dict[str, EngineEntry] = {}
-        self.engines: dict[str, Engine] = {}
         self.reference: Reference | None = None
         self.predictor: Artifact | None = None
         self.recorder: Recorder | None = None
-        self.packs: dict[str, PackEntry] = {}
 
     def stages(self) -> list[tuple[str, Callable[[], None]]]:
         """Names and work, in order."""
         stages: list[tuple[str, Callable[[], None]]] = [("load", self.load), ("processing", self.write_processing)]
         for part in self.plan.parts:
             stages.append((f"export {part}", partial(self.export, part)))
-            if self.recipe.accuracy.enabled:
+            if self.records:
                 stages.append((f"record {part}", partial(self.record, part)))
-            stages.append((f"lower {part}", partial(self.lower, part)))
+            stages += [(self._name("lower", part, each), partial(self.lower, part, each)) for each in self.sets]
         if self.recipe.predictor is not None:
             stages.append(("predictor", self.compile_predictor))
         stages.append(("open engines", self.open_engines))
-        if self.recipe.check.enabled:
+        if self.recipe.check.enabled and self.running:
             stages.append(("reference", self.make_reference))
-            stages += [(f"check {part}", partial(self.check, part)) for part in self.plan.parts]
+            stages += self._of_each("check", self.check)
         if self.recipe.accuracy.enabled:
             stages.append(("accuracy packs", self.bind_packs))
         if self.recipe.measure.enabled:
-            stages += [(f"measure {part}", partial(self.measure, part)) for part in self.plan.parts]
+            stages += self._of_each("measure", self.measure)
             if self.recipe.predictor is not None:
-                stages.append(("measure predictor", self.measure_predictor))
+                stages += [
+                    (self._name("measure", STEP, each), partial(self.measure_predictor, each)) for each in self.running
+                ]
         return [*stages, ("seal", self.seal)]
+
+    def _of_each(self, verb: str, work: Callable[[str, EngineSet], None]) -> list[tuple[str, Callable[[], None]]]:
+        """A stage for every part of every target that runs here."""
+        pairs = [(part, each) for each in self.running for part in self.plan.parts]
+        return [(self._name(verb, part, each), partial(work, part, each)) for part, each in pairs]
+
+    def _name(self, verb: str, part: str, engines: EngineSet) -> str:
+        return f"{verb} {part}" if len(self.sets) == 1 else f"{verb} {part}, {engines.name}"
 
     def load(self) -> None:
         self.checkpoint.model  # noqa: B018 - loads when first read
@@ -152,26 +166,17 @@ class _Pipeline:
         assert self.graph is not None and self.recorder is not None
         self.recorder.record(part, self.graph)
 
-    def lower(self, part: str) -> None:
+    def lower(self, part: str, engines: EngineSet) -> None:
         assert self.graph is not None
-        precision = self.plan.parts[part].precision
-        graph, self.graph = self.graph, None
-        lower(graph, part, precision)
-        self._store(part, graph, precision, self.plan.parts[part].parameters)
+        self._add(part, self.graph, self.plan.parts[part].parameters, engines)
+        if engines is self.sets[-1]:
+            self.graph = None
 
-    def _store(self, part: str, graph: ir.Model, precision: str, parameters: int) -> None:
-        path = save_graph(graph, self.folder / "engines" / self.target.name / f"{part}.onnx")
-        self.entries[part] = EngineEntry(
-            path=path.relative_to(self.folder).as_posix(),
-            precision=precision,
-            inputs=(),
-            outputs=(),
-            parameters=parameters,
-            min_width=MIN_WIDTH.get(part, 1),
-            seams=seams(self.model.head_dim) if part == "decoder" else (),
-            weight_bytes=path.with_name(f"{path.name}.data").stat().st_size,
-            options=dict(OPTIONS.get(part, {})),
-        )
+    def _add(self, part: str, graph: ir.Model, parameters: int, engines: EngineSet, turns: int = 0) -> None:
+        """Lowering changes the graph: all but the last set take a copy, which shares the weights."""
+        own = graph if engines is self.sets[-1] else graph.clone()
+        feeds = Pack(self.folder, pack_path(part)).feeds() if engines.name in FLAVOURS else ()
+        engines.add(part, Source(own, parameters, feeds, turns), self.model)
 
     def write_processing(self) -> None:
         write_processing(self.checkpoint.folder, self.folder)
@@ -181,7 +186,7 @@ class _Pipeline:
             (self.folder / SETTINGS_FILE).write_text(settings)
         images = [self.folder / IMAGE_FILE] if "vision" in self.plan.parts else []
         self.prompt = golden_prompt(Processor.load(self.folder), images)
-        if self.recipe.accuracy.enabled:
+        if self.records:
             prompt = cut_prompt(self.prompt)
             features = encode_tiles(self.checkpoint, prompt.tiles)
             sample = Sample(prompt, features, prompt.tiles[-1] if prompt.tiles else None)
@@ -193,48 +198,48 @@ class _Pipeline:
         tokenizer = hash_file(self.folder / "tokenizer" / "tokenizer.json")
         self.predictor.check_tokenizer(tokenizer, self.checkpoint.source)
         for part, graph, parameters in compile_predictor(self.predictor, self.checkpoint):
-            precision = self.recipe.precision.predictor if part == STEP else "fp32"
             if self.recorder is not None:
                 self.recorder.record(part, graph)
-            lower(graph, part, precision)
-            self._store(part, graph, precision, parameters)
+            for engines in self.sets:
+                self._add(part, graph, parameters, engines, self.predictor.entry.window)
 
     def open_engines(self) -> None:
-        for part, entry in self.entries.items():
-            engine = self.target.load(self.folder / entry.path, choose_threads(part, entry, None), entry)
-            self.engines[part] = engine
-            self._note(part, inputs=tuple(engine.inputs.values()), outputs=tuple(engine.outputs.values()))
+        for engines in self.sets:
+            engines.open()
 
     def make_reference(self) -> None:
         self.reference = make_reference(self.checkpoint, self.prompt, self.recipe.check.steps)
 
-    def check(self, part: str) -> None:
+    def check(self, part: str, engines: EngineSet) -> None:
         assert self.reference is not None
-        engine, entry = self.engines[part], self.entries[part]
-        bounds = getattr(getattr(self.recipe.check, part), entry.precision)
-        if part == "decoder":
+        engine, entry = engines.engines[part], engines.entries[part]
+        bounds = self.recipe.check.bounds(part, entry.precision)
+        if isinstance(bounds, DecoderBounds):
             figures = check_decoder(engine, self.model, entry.min_width, self.reference, bounds)
         else:
             figures = check_vision(engine, self.model, self.reference, bounds)
-        self._note(part, accuracy=figures)
+        engines.note(part, accuracy=figures)
 
     def bind_packs(self) -> None:
-        self.packs = bind_packs(self.folder, self.engines, self.entries, self.model, self.recipe.accuracy.margin)
-        write_readme(self.folder, self.target.name, self._target_entry())
+        margin = self.recipe.accuracy.margin
+        for each in self.running:
+            each.packs = bind_packs(self.folder, each.engines, each.entries, self.model, margin)
+        first = next((each for each in self.sets if each.packs), self.sets[0])
+        write_readme(self.folder, first.name, first.describe())
 
-    def measure(self, part: str) -> None:
-        engine, measure = self.engines[part], self.recipe.measure
+    def measure(self, part: str, engines: EngineSet) -> None:
+        engine, measure = engines.engines[part], self.recipe.measure
         if part == "decoder":
-            self._note(part, cost_ms=measure_decoder(engine, self.model, measure))
+            engines.note(part, cost_ms=measure_decoder(engine, self.model, measure))
         else:
-            self._note(part, cost_ms=measure_vision(engine, self.model, self.prompt.tiles[0], measure))
+            engines.note(part, cost_ms=measure_vision(engine, self.model, self.prompt.tiles[0], measure))
 
-    def measure_predictor(self) -> None:
-        self._note(STEP, cost_ms=measure_predictor(self.engines[STEP], self.recipe.measure))
+    def measure_predictor(self, engines: EngineSet) -> None:
+        engines.note(STEP, cost_ms=measure_predictor(engines.engines[STEP], self.recipe.measure))
 
     def seal(self) -> None:
-        for engine in self.engines.values():
-            engine.close()
+        for engines in self.sets:
+            engines.close()
         seal(self.folder, self._make_manifest)
 
     def _make_manifest(self, files: tuple[FileEntry, ...]) -> Manifest:
@@ -250,17 +255,10 @@ class _Pipeline:
             ),
             processing_sha256=hashes["processing.json"],
             tokenizer_sha256=hashes["tokenizer/tokenizer.json"],
-            targets={self.target.name: self._target_entry()},
+            targets={engines.name: engines.describe() for engines in self.sets},
             files=files,
             predictor=self.predictor.entry if self.predictor is not None else None,
         )
-
-    def _target_entry(self) -> TargetEntry:
-        versions = {"onnxruntime": importlib.metadata.version("onnxruntime")}
-        return TargetEntry(versions=versions, engines=self.entries, packs=self.packs)
-
-    def _note(self, part: str, **values: object) -> None:
-        self.entries[part] = replace(self.entries[part], **values)  # type: ignore[arg-type]
 
 
 def hash_checkpoint(folder: Path) -> str:

@@ -1,7 +1,7 @@
 """Before the work: which parts will be built, how large they will be, and whether memory and disk suffice."""
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -9,16 +9,19 @@ import torch
 import transformers
 
 from ..engines.errors import ResourceError
+from ..engines.tensorrt_library import FLAVOURS
 from .checkpoint import Checkpoint
 from .recipe import Recipe
+from .tensorrt.parts import precision_of
+from .tensorrt.preflight import Estimate, estimate
 
 # Bytes per weight of a matrix, scales included.
-_MATRIX_BYTES = {"fp32": 4.0, "int8": 1.01, "int4": 0.57}
+_MATRIX_BYTES = {"fp32": 4.0, "int8": 1.01, "int4": 0.57, "fp16": 2.0, "bf16": 2.0, "w8a16": 1.05, "w8a8": 1.05}
 # From measured peaks, see docs/cli.md: the libraries with a traced graph, what a tokenizer takes for each byte of its
 # file, fp32 copies of the largest matrix while it is quantised, and a share that the allocator does not give back.
 _LIBRARIES = 600_000_000
 _TOKENIZER = 15
-_COPIES = {"fp32": 0.0, "int8": 2.5, "int4": 2.5}
+_COPIES = {"fp32": 0.0, "int8": 2.5, "int4": 2.5, "fp16": 0.5, "bf16": 0.5, "w8a16": 2.5, "w8a8": 2.5}
 _SLACK = 1.2
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -38,11 +41,15 @@ class PartPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Parts in the order of building, and what the build needs at its peak, in bytes (estimates)."""
+    """Parts in the order of building, and what the build needs at its peak, in bytes (estimates).
+
+    Precisions and sizes are those of the first target; `tensorrt`: what each of the TensorRT targets adds.
+    """
 
     parts: dict[str, PartPlan]
     memory: int
     disk: int
+    tensorrt: dict[str, Estimate] = field(default_factory=dict)
 
 
 def make_plan(checkpoint: Checkpoint, recipe: Recipe) -> Plan:
@@ -54,20 +61,50 @@ def make_plan(checkpoint: Checkpoint, recipe: Recipe) -> Plan:
     parts = {}
     copies = 0.0
     for part, module_parameters in _parameters(checkpoint).items():
-        precision = getattr(recipe.precision, part)
+        precision = _precision(recipe, recipe.targets[0], part)
         matrices = sum(size for size, is_matrix in module_parameters if is_matrix)
         total = sum(size for size, _ in module_parameters)
-        parts[part] = PartPlan(precision, total, int(matrices * _MATRIX_BYTES[precision] + 4 * (total - matrices)))
+        parts[part] = PartPlan(precision, total, _size_in(precision, matrices, total))
         largest = max((4 * size for size, is_matrix in module_parameters if is_matrix), default=0)
-        copies = max(copies, largest * _COPIES[precision])
+        copies = max(copies, largest * _COPIES[_weights(precision)])
     weights = sum(part.fp32_bytes for part in parts.values())
     engines = sum(part.engine_bytes for part in parts.values())
     graphs = weights if recipe.keep_graphs else 0
     if recipe.accuracy.enabled:
         graphs += max(part.fp32_bytes for part in parts.values())
+    tensorrt = {name: _estimate(recipe, name, parts) for name in recipe.targets if name in FLAVOURS}
     running = engines + _TOKENIZER * _size(checkpoint.folder / "tokenizer.json")
-    memory = int(_SLACK * (_LIBRARIES + weights + engines + max(running, copies)))
-    return Plan(parts, memory=memory, disk=engines + graphs + 50_000_000)
+    building = max((needed.memory for needed in tensorrt.values()), default=0)
+    memory = int(_SLACK * (_LIBRARIES + weights + engines + max(running, copies, building)))
+    disk = engines + graphs + 50_000_000 + sum(needed.disk for needed in tensorrt.values())
+    return Plan(parts, memory=memory, disk=disk, tensorrt=tensorrt)
+
+
+def _estimate(recipe: Recipe, target: str, parts: dict[str, PartPlan]) -> Estimate:
+    """Parts are built one after the other; the largest one rules the memory."""
+    sizes = [
+        _size_in(_precision(recipe, target, name), part.parameters, part.parameters) for name, part in parts.items()
+    ]
+    needed = [estimate(size, recipe.tensorrt.build_twice) for size in sizes]
+    return Estimate(
+        memory=max(part.memory for part in needed),
+        seconds=sum(part.seconds for part in needed),
+        disk=sum(part.disk for part in needed),
+    )
+
+
+def _precision(recipe: Recipe, target: str, part: str) -> str:
+    return precision_of(recipe.tensorrt, part) if target in FLAVOURS else str(getattr(recipe.precision, part))
+
+
+def _weights(precision: str) -> str:
+    """What the weights are stored in."""
+    return precision.rpartition("-")[2]
+
+
+def _size_in(precision: str, matrices: int, total: int) -> int:
+    """Bytes of so many weights, of which so many are in matrices."""
+    return int(matrices * _MATRIX_BYTES[_weights(precision)] + 4 * (total - matrices))
 
 
 def check_plan(plan: Plan, out: Path) -> None:

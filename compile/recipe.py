@@ -11,8 +11,10 @@ from ..engines.errors import ConfigError
 from ..engines.schema import decode, encode
 from ..engines.target import find_target
 from ..runtime.yaml_file import UniqueKeyLoader, read_yaml
+from .tensorrt.options import BuilderOptions
 
 PARTS = ("decoder", "vision", "predictor")
+HALVES = ("fp16", "bf16")
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
@@ -22,7 +24,7 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
 
 @dataclass(frozen=True)
 class Precision:
-    """Weights of each part. `int8`: one scale per output channel; `int4`: in blocks."""
+    """Weights of each part on onnxruntime-cpu. `int8`: one scale per output channel; `int4`: in blocks."""
 
     decoder: Literal["fp32", "int8", "int4"] = "int8"
     vision: Literal["fp32", "int8"] = "fp32"
@@ -62,6 +64,8 @@ class DecoderChecks:
     """The bounds for each precision of the decoder."""
 
     fp32: DecoderBounds = DecoderBounds(cosine=0.9999, agreement=0.99, divergence=0.001)
+    fp16: DecoderBounds = DecoderBounds(cosine=0.999, agreement=0.97, divergence=0.01)
+    bf16: DecoderBounds = DecoderBounds(cosine=0.99, agreement=0.93, divergence=0.1)
     int8: DecoderBounds = DecoderBounds(cosine=0.95, agreement=0.9, divergence=0.5)
     int4: DecoderBounds = DecoderBounds(cosine=0.9, agreement=0.75, divergence=1.0)
 
@@ -71,6 +75,8 @@ class VisionChecks:
     """The bounds for each precision of the vision part."""
 
     fp32: VisionBounds = VisionBounds(cosine=0.9999)
+    fp16: VisionBounds = VisionBounds(cosine=0.999)
+    bf16: VisionBounds = VisionBounds(cosine=0.99)
     int8: VisionBounds = VisionBounds(cosine=0.97)
 
 
@@ -85,6 +91,12 @@ class Check:
 
     def __post_init__(self) -> None:
         _check_range("steps", self.steps, 1, 4096)
+
+    def bounds(self, part: str, precision: str) -> DecoderBounds | VisionBounds:
+        """The bounds of a part in a precision; one with int8 weights has those of int8."""
+        half, _, weights = precision.partition("-")
+        found: DecoderBounds | VisionBounds = getattr(getattr(self, part), "int8" if weights else half)
+        return found
 
 
 @dataclass(frozen=True)
@@ -126,11 +138,12 @@ class Measure:
 class Recipe:
     """How to compile a checkpoint. See docs/recipe.md.
 
+    `target`: one, or several that the bundle is to hold. `tensorrt`: options of the targets tensorrt and tensorrt-rtx.
     `predictor`: the folder of a predictor trained for the checkpoint, or None. `settings`: a YAML file of speculation
     and memory settings (docs/speculation.md) that the bundle is loaded with unless others are given, or None.
     """
 
-    target: str = "onnxruntime-cpu"
+    target: str | tuple[str, ...] = "onnxruntime-cpu"
     precision: Precision = field(default_factory=Precision)
     keep_graphs: bool = False
     predictor: str | None = None
@@ -138,9 +151,18 @@ class Recipe:
     check: Check = field(default_factory=Check)
     accuracy: Accuracy = field(default_factory=Accuracy)
     measure: Measure = field(default_factory=Measure)
+    tensorrt: BuilderOptions = field(default_factory=BuilderOptions)
 
     def __post_init__(self) -> None:
-        find_target(self.target)
+        if not self.targets or len(set(self.targets)) != len(self.targets):
+            raise ConfigError(f"target: found {list(self.targets)}; one or more different ones are expected")
+        for name in self.targets:
+            find_target(name)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The names in `target`."""
+        return (self.target,) if isinstance(self.target, str) else self.target
 
 
 def make_recipe(
@@ -163,7 +185,7 @@ def make_recipe(
 
 
 def parse_precision(text: str) -> dict[str, str]:
-    """`int8` for every part, or `decoder=int8,vision=fp32`, as a value of the recipe's `precision`."""
+    """`int8` for every part, or `decoder=int8,vision=fp32`."""
     if "=" not in text:
         return dict.fromkeys(PARTS, text.strip())
     found = {}
@@ -173,6 +195,21 @@ def parse_precision(text: str) -> dict[str, str]:
             raise ConfigError(f"precision: found {text!r}; `int8` or `decoder=int8,vision=fp32` is expected")
         found[part] = precision
     return found
+
+
+def precision_changes(text: str) -> dict[str, Any]:
+    """What `parse_precision` reads, as changes to the recipe.
+
+    Values that begin with fp16 or bf16 are those of the TensorRT targets, the others of onnxruntime-cpu. A predictor
+    has no int8 weights on TensorRT: given for every part, `fp16-w8a16` is `fp16` for it.
+    """
+    found = parse_precision(text)
+    halves = {part: value for part, value in found.items() if value.startswith(HALVES)}
+    if "=" not in text and halves:
+        halves["predictor"] = halves["predictor"].partition("-")[0]
+    others = {part: value for part, value in found.items() if part not in halves}
+    changes: dict[str, Any] = {"precision": others} if others else {}
+    return changes | ({"tensorrt": {"precision": halves}} if halves else {})
 
 
 def dump_recipe(recipe: Recipe) -> str:

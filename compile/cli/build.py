@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from rich.console import Console
 
+from ...engines.manifest import TargetEntry
 from ...engines.schema import encode
 from ...engines.target import TARGETS
-from ..recipe import Recipe, make_recipe, parse_precision
+from ..recipe import Recipe, make_recipe, precision_changes
 from .tables import costs_table, engines_table, make_console, megabytes, part_cells, parts_table
+from .tensorrt_options import tensorrt_changes, tensorrt_options
 
 if TYPE_CHECKING:
     from ..build import Build
@@ -29,9 +31,16 @@ DEFAULTS = Recipe()
 @click.command("build")
 @click.argument("checkpoint")
 @click.option("-o", "--out", required=True, type=click.Path(), help="The bundle to write: NAME.speceyes.")
-@click.option("--target", help=f"One of {', '.join(TARGETS)}; {DEFAULTS.target} by default.")
 @click.option(
-    "--precision", help="int8 for all parts, or decoder=int8,vision=fp32. fp32, int8, and int4 for the decoder."
+    "--target",
+    "targets",
+    multiple=True,
+    help=f"One of {', '.join(TARGETS)}, several by repeating it; {DEFAULTS.target} by default.",
+)
+@click.option(
+    "--precision",
+    help="int8 for all parts, or decoder=int8,vision=fp32. fp32, int8, and int4 for the decoder; for TensorRT fp16 or "
+    "bf16, and -w8a16 or -w8a8 behind it.",
 )
 @click.option(
     "--settings", type=click.Path(), help="A YAML file that the bundle is loaded with, see docs/speculation.md."
@@ -42,10 +51,11 @@ DEFAULTS = Recipe()
 @click.option("--no-check", is_flag=True, help="Do not compare the engines with the fp32 model.")
 @click.option("--dry-run", is_flag=True, help="Say what would be built and what it needs, then stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; progress goes to stderr.")
+@tensorrt_options
 def command(
     checkpoint: str,
     out: str,
-    target: str | None,
+    targets: tuple[str, ...],
     precision: str | None,
     settings: str | None,
     predictor: str | None,
@@ -54,13 +64,15 @@ def command(
     no_check: bool,
     dry_run: bool,
     as_json: bool,
+    **tensorrt: Any,
 ) -> None:
     """Compile CHECKPOINT, a Hugging Face folder or hub id, into a bundle of engines."""
     changes: dict[str, Any] = {}
-    if target is not None:
-        changes["target"] = target
+    if targets:
+        changes["target"] = targets[0] if len(targets) == 1 else list(targets)
     if precision is not None:
-        changes["precision"] = parse_precision(precision)
+        changes |= precision_changes(precision)
+    changes.setdefault("tensorrt", {}).update(tensorrt_changes(tensorrt))
     if settings is not None:
         changes["settings"] = settings
     if predictor is not None:
@@ -91,17 +103,35 @@ def show_plan(plan: "Plan", console: Console) -> None:
     for name, part in plan.parts.items():
         table.add_row(*part_cells(name, part.precision, part.parameters, part.engine_bytes))
     console.print(table)
+    for target, needed in plan.tensorrt.items():
+        console.print(
+            f"{target}: about {needed.memory / 1e9:.1f} GB of memory, {needed.seconds:.0f} s on one core, "
+            f"{needed.disk / 1e9:.2f} GB of disk"
+        )
     console.print(f"peak memory about {plan.memory / 1e9:.1f} GB, disk {plan.disk / 1e9:.1f} GB")
 
 
 def show_build(made: "Build", console: Console) -> None:
     """Sizes, accuracy and costs of what was built."""
-    (build,) = made.bundle.manifest.targets.values()
-    console.print(engines_table(build.engines))
-    if any(engine.cost_ms for engine in build.engines.values()):
-        console.print(costs_table(build.engines))
+    builds = made.bundle.manifest.targets
+    for target, build in builds.items():
+        if len(builds) > 1 or build.tensorrt is not None:
+            console.print(describe_target(target, build))
+        console.print(engines_table(build.engines))
+        if any(engine.cost_ms for engine in build.engines.values()):
+            console.print(costs_table(build.engines))
     size, seconds = megabytes(made.bundle.size), sum(made.seconds.values())
     console.print(f"{made.bundle.path}: {size}, built in {seconds:.0f} s", soft_wrap=True)
+
+
+def describe_target(target: str, build: TargetEntry) -> str:
+    """A line about a target: what built it, for which GPUs, and whether another build gives the same bytes."""
+    built = build.tensorrt
+    if built is None:
+        return f"{target}:"
+    differing = [part for part, same in built.deterministic.items() if not same]
+    again = f"; another build differs in the bytes of {', '.join(differing)}" if differing else ""
+    return f"{target} {built.version}, compute capability {', '.join(map(str, built.compute_capabilities))}{again}:"
 
 
 def describe(made: "Build") -> dict[str, Any]:

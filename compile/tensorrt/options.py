@@ -33,7 +33,7 @@ class BuilderOptions:
     """
 
     precision: Precisions = field(default_factory=Precisions)
-    builder: Literal["onnx", "torch-tensorrt"] = "onnx"
+    builder: Literal["onnx-parser", "torch-tensorrt"] = "onnx-parser"
     compute_capability: tuple[int, ...] = (80, 86, 89, 120)
     capacity: int = 2048
     width: int = 4

@@ -49,6 +49,10 @@ class TensorRtParts:
         self._deterministic: dict[str, bool] = {}
         self._lifted: dict[str, int] = {}
 
+    def check(self, head_dim: int) -> None:
+        """What can be known of a decoder before it is exported. Raises LoweringError."""
+        check_head_dim("decoder", head_dim)
+
     @property
     def version(self) -> str:
         return str(self.library.__version__)
@@ -77,8 +81,6 @@ class TensorRtParts:
         `feeds`: inputs for the range audit. `turns`: tokens of a predictor's draft. `folder`: the bundle's.
         """
         options, precision = self.options, precision_of(self.options, part)
-        if part == "decoder":
-            check_head_dim(part, model.head_dim)
         if part.startswith("predictor"):
             write_out_turns(graph, turns)
         lifted = find_lifted(audit(graph, feeds, folder), precision) if precision.startswith("fp16") else ()
