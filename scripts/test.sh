@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
-environment compile,demo,test
+environment compile,demo,test,tensorrt-rtx
 
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .

@@ -113,10 +113,10 @@ def _add_profile(builder: Any, config: Any, network: Any, profile: Profile) -> N
         raise EngineError(f"{missing[0]}: its shape is free and no profile has it")
     if not free:
         return
-    shapes = builder.create_optimization_profile()
+    bounds = builder.create_optimization_profile()
     for name in free:
-        shapes.set_shape(name, *profile[name])
-    if config.add_optimization_profile(shapes) < 0:
+        bounds.set_shape(name, *profile[name])
+    if config.add_optimization_profile(bounds) < 0:
         raise EngineError(f"shapes: TensorRT refused the profile {dict(profile)}")
 
 
