@@ -176,7 +176,10 @@ class _Pipeline:
         """Lowering changes the graph: all but the last set take a copy, which shares the weights."""
         own = graph if engines is self.sets[-1] else graph.clone()
         feeds = Pack(self.folder, pack_path(part)).feeds() if engines.name in FLAVOURS else ()
-        engines.add(part, Source(own, parameters, feeds, turns), self.model)
+        tower = None
+        if part == "vision" and engines.name in FLAVOURS and self.recipe.tensorrt.builder == "torch-tensorrt":
+            tower = self.checkpoint.family.vision_part(self.checkpoint.model)
+        engines.add(part, Source(own, parameters, feeds, turns, tower), self.model)
 
     def write_processing(self) -> None:
         write_processing(self.checkpoint.folder, self.folder)

@@ -15,6 +15,7 @@ from ..engines.target import find_target
 from ..engines.tensorrt_library import FLAVOURS
 from ..runtime.threads import choose_threads
 from .export import save_graph
+from .families.family import VisionPart
 from .lowering import MIN_WIDTH, OPTIONS, lower, seams
 from .predictor.export import MEMORY
 from .recipe import Recipe
@@ -25,13 +26,14 @@ from .tensorrt.parts import TensorRtParts
 class Source:
     """A part's canonical graph, which is used up; its weights in the model; `feeds`: inputs to see its ranges with.
 
-    `turns`: tokens of a predictor's draft.
+    `turns`: tokens of a predictor's draft. `tower`: the vision part as it is traced.
     """
 
     graph: ir.Model
     parameters: int
     feeds: Iterable[Mapping[str, Array]] = ()
     turns: int = 0
+    tower: VisionPart | None = None
 
 
 class EngineSet:
@@ -101,7 +103,7 @@ class TensorRtSet(EngineSet):
 
     def add(self, part: str, source: Source, model: ModelEntry) -> None:
         self.entries[part] = self._parts.build(
-            part, source.graph, model, source.parameters, source.feeds, source.turns, self.folder
+            part, source.graph, model, source.parameters, source.feeds, source.turns, self.folder, source.tower
         )
 
     def describe(self) -> TargetEntry:

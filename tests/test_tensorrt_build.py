@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import speceyes
+import torch
 from speceyes.compile.accuracy.sample import drawn_feed
 from speceyes.compile.checkpoint import open_checkpoint
 from speceyes.compile.cli import run
@@ -22,6 +24,7 @@ from speceyes.compile.tensorrt.builder import build_engine
 from speceyes.compile.tensorrt.options import BuilderOptions, Precisions
 from speceyes.compile.tensorrt.parts import TensorRtParts
 from speceyes.compile.tensorrt.ranges import FP16_MAX, HEADROOM, audit, find_lifted
+from speceyes.compile.tensorrt.torch_route import import_torch_tensorrt, trace_tower
 from speceyes.engines import cuda
 from speceyes.engines.bundle import Bundle
 from speceyes.engines.errors import EngineError, LoweringError
@@ -278,3 +281,36 @@ def test_a_dry_run_tells_what_a_target_needs(capsys: Capture) -> None:
     assert plan["parts"]["decoder"]["precision"] == "fp16"
     assert 0 < needed["seconds"] < 10 and needed["memory"] > needed["disk"] > 10_000_000
     assert not Path("unused.speceyes").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"), [(TARGET, "builds for tensorrt alone"), ("tensorrt", "cannot be imported")]
+)
+def test_torch_tensorrt_where_it_cannot_be_used(target: str, message: str) -> None:
+    if target == "tensorrt" and importlib.util.find_spec("torch_tensorrt") is not None:
+        pytest.skip("torch-tensorrt is installed")
+    with pytest.raises(EngineError, match=rf"builder torch-tensorrt: .*{message}") as fault:
+        import_torch_tensorrt(target)
+    assert "\n" not in str(fault.value)
+
+
+@pytest.mark.parametrize("family", ["idefics3", "llava", "llava_siglip"])
+def test_towers_are_traced_for_torch_tensorrt(family: str) -> None:
+    part = exported(family).checkpoint.family.vision_part(exported(family).checkpoint.model)
+    assert part is not None
+    program = trace_tower(part, "bf16")
+    assert not [node for node in program.graph.nodes if "onnx" in str(node.target)]
+    pixels = torch.randn(1, *part.inputs["pixel_values"].shape[1:], generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found, expected = program.module()(pixels), part.module(pixels)
+    assert found.dtype == expected.dtype == torch.float32
+    assert float((found - expected).norm() / expected.norm()) < 8 * 2.0**-8
+
+
+def test_other_towers_are_refused_by_torch_tensorrt() -> None:
+    part = exported("qwen2_vl").checkpoint.family.vision_part(exported("qwen2_vl").checkpoint.model)
+    assert part is not None
+    with pytest.raises(LoweringError, match=r"rule torch-tensorrt: the vision part takes pixel_values, rotary"):
+        trace_tower(part, "fp16")
+    with pytest.raises(LoweringError, match=r"rule torch-tensorrt: found precision fp16-w8a8"):
+        trace_tower(part, "fp16-w8a8")

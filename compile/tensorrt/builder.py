@@ -23,8 +23,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Built:
-    """An engine file: its SHA-256, its size in bytes, and the compute capability that it was built for, where the
-    library does not say."""
+    """An engine file: its SHA-256 and its size in bytes."""
 
     sha256: str
     size: int
@@ -38,14 +37,13 @@ def build_engine(
     `capabilities`: compute capabilities to build for; none for the GPU at hand. Raises EngineError with TensorRT's own
     words, naming the node where it is known; nothing half-written is left.
     """
-    data = _build(graph, library, options, profile, capabilities)
+    return write_engine(out, _build(graph, library, options, profile, capabilities))
+
+
+def write_engine(out: Path, data: bytes | memoryview) -> Built:
+    """Write a serialised engine; nothing half-written is left."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)
+    _write(out, data)
     return Built(hashlib.sha256(data).hexdigest(), len(data))
 
 
@@ -135,7 +133,7 @@ def _refuse(graph: Path, messages: Any) -> None:
             raise EngineError(f"{graph.name}: TensorRT warns: {text}; an input without effect is an error")
 
 
-def _write(path: Path, data: memoryview) -> None:
+def _write(path: Path, data: bytes | memoryview) -> None:
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_bytes(data)

@@ -15,13 +15,15 @@ from ...engines.engine import Array, TensorSpec
 from ...engines.manifest import EngineEntry, ModelEntry, TensorRtEntry
 from ...engines.tensorrt_library import FLAVOURS, import_library
 from ..export import save_graph
+from ..families.family import VisionPart
 from ..lowering.tensorrt import lower_for_tensorrt
 from ..lowering.tensorrt_loop import write_out_turns
-from .builder import build_again, build_engine
+from .builder import build_again, build_engine, write_engine
 from .options import BuilderOptions
 from .preflight import check_graph, check_head_dim, check_machine
 from .ranges import audit, find_lifted
 from .shapes import Range, make_profile
+from .torch_route import convert, import_torch_tensorrt, trace_tower
 
 SUFFIX = ".engine"
 MAX_BATCH, PREFILL = 4, 128
@@ -45,6 +47,7 @@ class TensorRtParts:
         self.device = cuda.open_device() if not self.capabilities else None
         precisions = (options.precision.decoder, options.precision.vision, options.precision.predictor)
         check_machine(target, self.version, self.built_for, precisions)
+        self._torch = import_torch_tensorrt(target) if options.builder == "torch-tensorrt" else None
         self._hashes: dict[str, str] = {}
         self._deterministic: dict[str, bool] = {}
         self._lifted: dict[str, int] = {}
@@ -75,10 +78,12 @@ class TensorRtParts:
         feeds: Iterable[Mapping[str, Array]],
         turns: int,
         folder: Path,
+        tower: VisionPart | None = None,
     ) -> EngineEntry:
         """Lower a canonical graph in place and build its engine.
 
         `feeds`: inputs for the range audit. `turns`: tokens of a predictor's draft. `folder`: the bundle's.
+        `tower`: the vision part itself, for Torch-TensorRT.
         """
         options, precision = self.options, precision_of(self.options, part)
         if part.startswith("predictor"):
@@ -93,8 +98,11 @@ class TensorRtParts:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".lowered-") as scratch:
             path = save_graph(graph, Path(scratch) / f"{part}.onnx")
             weight_bytes = path.with_name(f"{path.name}.data").stat().st_size
-            built = build_engine(path, out, self.library, options, profile, self.capabilities)
-            if options.build_twice:
+            if self._torch is not None and tower is not None:
+                built = write_engine(out, convert(self._torch, trace_tower(tower, precision), options))
+            else:
+                built = build_engine(path, out, self.library, options, profile, self.capabilities)
+            if options.build_twice and tower is None:
                 again = build_again(path, self.library, options, profile, self.capabilities)
                 self._deterministic[part] = again == built.sha256
         self._hashes[part], self._lifted[part] = built.sha256, len(lifted)
