@@ -68,7 +68,7 @@ class Decoder:
 
         Its first rows hold as much of the beginnings of `wanted` as closed caches held, but for the last token of each.
         """
-        capacity = -(-self.pad(tokens + self.min_width) // CAPACITY_STEP) * CAPACITY_STEP
+        capacity = self._capacity(self.pad(tokens + self.min_width))
         with self._pool.lock:
             fitting = [c for c in self._free if len(c.lengths) == rows and capacity <= c.capacity <= 2 * capacity]
             if fitting:
@@ -90,6 +90,18 @@ class Decoder:
                 last = self._free[0]
                 self._pool.store(("cache", id(last)), _Kept(self, last))
             self._free.insert(0, cache)
+
+    def _capacity(self, wanted: int) -> int:
+        """The slots of a cache that has room for `wanted`; an engine may have been built for one number alone."""
+        fixed = next((spec.shape[2] for name, spec in self.engine.inputs.items() if name.startswith("cache_")), "")
+        if not isinstance(fixed, int):
+            return -(-wanted // CAPACITY_STEP) * CAPACITY_STEP
+        if wanted > fixed:
+            raise EngineError(
+                f"cache: {wanted} slots are needed and the engine was built for {fixed}; shorten the request, or build "
+                f"with `--set tensorrt.capacity={wanted}`"
+            )
+        return fixed
 
     def _forget(self, cache: "Cache") -> None:
         if cache in self._free:
@@ -310,7 +322,8 @@ class Cache:
         buffers["position_ids"].array[..., :width] = positions
         buffers["position_ids"].array[..., width:] = positions[..., -1:]
         buffers["write_index"].array[:] = lengths
-        buffers["kv_length"].array[:] = lengths + counts
+        if "kv_length" in buffers:
+            buffers["kv_length"].array[:] = lengths + counts
         if index is not None and "feature_index" in buffers:
             buffers["feature_index"].array[:, :width] = index
         if not passed.every:

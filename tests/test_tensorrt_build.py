@@ -81,7 +81,7 @@ def test_the_entry_has_the_names_of_free_dimensions(tmp_path: Path) -> None:
     _, entry = build("idefics3", "decoder", BuilderOptions(Precisions("bf16", "bf16"), build_twice=False), tmp_path)
     shapes = {spec.name: (spec.dtype, spec.shape) for spec in (*entry.inputs, *entry.outputs)}
     assert shapes["input_ids"] == ("int64", ("batch", "width"))
-    assert shapes["cache_k.0"] == shapes["present_k.0"] == ("uint16", ("batch", 2, 512, 16))
+    assert shapes["cache_k.0"] == shapes["present_k.0"] == ("uint16", ("batch", 2, 640, 16))
     assert shapes["logits"] == ("float32", ("rows", 400))
     assert entry.min_width == 4
 

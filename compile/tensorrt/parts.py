@@ -89,7 +89,7 @@ class TensorRtParts:
         if part.startswith("predictor"):
             write_out_turns(graph, turns)
         lifted = find_lifted(audit(graph, feeds, folder), precision) if precision.startswith("fp16") else ()
-        capacity = min(options.capacity, -(-model.context_length // STEP) * STEP)
+        capacity = min(options.capacity, -(-(model.context_length + options.width) // STEP) * STEP)
         lower_for_tensorrt(graph, part, precision, capacity=capacity, turns=turns, lifted=lifted)
         check_graph(part, graph.graph)
         inputs, outputs = (tuple(map(_spec, values)) for values in (graph.graph.inputs, graph.graph.outputs))

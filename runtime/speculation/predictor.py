@@ -187,8 +187,10 @@ class _Bench:
         if window not in self._runs:
             self._runs[window] = self._bind(window)
         step, drafted = self._runs[window]
-        self._inputs["window"].array[...] = window
-        self._inputs["threshold"].array[...] = max(confidence, _LEAST)
+        # An engine whose draft has a fixed length takes neither.
+        for name, value in (("window", window), ("threshold", max(confidence, _LEAST))):
+            if name in self._inputs:
+                self._inputs[name].array[...] = value
         step.run()
         return drafted
 
