@@ -29,7 +29,10 @@ from .checkpoints import checkpoint, exported
 ROOT = Path(speceyes.__file__).parent
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("recipe", "bundle", "cli", "lowering", "speculation", "predictor", "accuracy")),
+    *(
+        f"docs/{name}.md"
+        for name in ("recipe", "bundle", "cli", "lowering", "speculation", "predictor", "accuracy", "tensorrt")
+    ),
 )
 RUNTIME_PAGE = "docs/runtime.md"
 

@@ -144,7 +144,7 @@ def test_operators_are_refused_by_rule(
 
 def test_an_estimate_grows_with_the_weights() -> None:
     once, twice = estimate(10**9, build_twice=False), estimate(10**9, build_twice=True)
-    assert twice.seconds == 2 * once.seconds and twice.memory == once.memory
+    assert once.seconds < twice.seconds < 2 * once.seconds and twice.memory == once.memory
     assert once.disk > 10**9 and once.memory > 3 * once.disk
 
 

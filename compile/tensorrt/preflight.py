@@ -76,10 +76,10 @@ def check_graph(part: str, graph: ir.Graph) -> None:
 
 def estimate(weight_bytes: int, build_twice: bool) -> Estimate:
     """From the bytes of the weights of a lowered graph; see docs/tensorrt.md for the builds that it was made from."""
-    builds = 2 if build_twice else 1
+    gigabytes, builds = weight_bytes / 1e9, 2 if build_twice else 1
     return Estimate(
         memory=int(250_000_000 + 3.5 * weight_bytes),
-        seconds=builds * (1.0 + 10 * weight_bytes / 1e9),
+        seconds=3 + 20 * gigabytes + builds * (1 + 8 * gigabytes),
         disk=int(10_000_000 + 1.1 * weight_bytes),
     )
 
