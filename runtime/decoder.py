@@ -1,5 +1,6 @@
 """The decoder engine and its cache: one forward pass over ragged rows, lengths that move forward and back."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -90,6 +91,11 @@ class Decoder:
                 last = self._free[0]
                 self._pool.store(("cache", id(last)), _Kept(self, last))
             self._free.insert(0, cache)
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held while caches change hands; whoever closes one to open it at once for somebody holds it meanwhile."""
+        return self._pool.lock
 
     def _capacity(self, wanted: int) -> int:
         """The slots of a cache that has room for `wanted`; an engine may have been built for one number alone."""

@@ -1,7 +1,7 @@
 """From rows to answers: encode the images and prefill every row, then decode them together."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from .decoder import PREFILL_CHUNK, Cache, Decoder, Logits, Output
@@ -25,7 +25,7 @@ class Engines:
 
 def generate(
     engines: Engines, rows: Sequence[Row], journal: Journal | None = None, cache: Cache | None = None
-) -> Iterator[tuple[Row, str]]:
+) -> Generator[tuple[Row, str]]:
     """Answer all rows; yields (row, text) whenever text of a row is settled. Closing the iterator cancels.
 
     `cache`: one that `open_cache` made for these rows, with beginnings of their prompts in it.

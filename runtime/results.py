@@ -12,6 +12,8 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class Statistics:
     """Counts and seconds of one request. In a batch the rounds of decoding are shared, so `decode` is the batch's.
 
+    `hidden_seconds`: work that was done before the request was complete; `wasted_seconds`: such work that was of no
+    use to it; `first_tile_seconds`: from the first piece of a session to the first tile encoded, None where none was.
     `reused_tokens`: of the prompt, those that a cache still held; `reused_tiles`: those whose features were kept, or
     not needed. `speculation` is None where the request decoded plainly.
     """
@@ -23,6 +25,9 @@ class Statistics:
     reused_tiles: int = 0
     new_tokens: int = 0
     cache_bytes: int = 0
+    hidden_seconds: float = 0.0
+    wasted_seconds: float = 0.0
+    first_tile_seconds: float | None = None
     speculation: SpeculationStatistics | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 

@@ -16,8 +16,11 @@ from .decoder import Decoder, Logits
 from .generation import Engines, generate, score
 from .memory.pool import Audit, Pool
 from .options import Options
+from .perception.asynchronous import AsyncSession
 from .perception.features import FeatureStore
+from .perception.session import Session
 from .processing import ImageSource, Processor
+from .processing.prompt import Prompt
 from .rehearsal import Rehearsal, rehearse
 from .results import Result
 from .row import Row
@@ -178,6 +181,22 @@ class Model:
         """What the decoder runs on, in words."""
         return self._engines.decoder.engine.device
 
+    def session(self, history: Sequence[dict[str, Any]] = (), images: Sequence[ImageSource] = ()) -> Session:
+        """A request that arrives piece by piece: work on it begins with the first piece.
+
+        `history`: earlier messages, with `images` for their placeholders.
+        """
+        return Session(self, history, images)
+
+    def async_session(self, history: Sequence[dict[str, Any]] = (), images: Sequence[ImageSource] = ()) -> AsyncSession:
+        """As `session`, for asyncio."""
+        return AsyncSession(Session(self, history, images))
+
+    @property
+    def engines(self) -> Engines:
+        """What answers are made with."""
+        return self._engines
+
     @property
     def sees(self) -> bool:
         """Whether the model takes images."""
@@ -264,6 +283,12 @@ class Model:
         began = time.perf_counter()
         options = Options.make(request.options)
         prompt = self.processor.prepare(request.messages, prompt=request.prompt, images=request.images)
+        row = self.begin(prompt, options)
+        row.stats.add("process", time.perf_counter() - began)
+        return row
+
+    def begin(self, prompt: Prompt, options: Options) -> Row:
+        """A request on its way. Raises RequestError when the model cannot take it."""
         if prompt.tiles and self._engines.vision is None:
             raise RequestError("images: this bundle answers text only")
         length, context = len(prompt.token_ids), self.manifest.model.context_length
@@ -273,15 +298,13 @@ class Model:
                 f"max_new_tokens {options.max_new_tokens} exceed the context length of {context}; "
                 "shorten the prompt, send fewer or smaller images, or lower max_new_tokens"
             )
-        row = Row(
+        return Row(
             prompt,
             options,
             self.processor.tokenizer,
             self.manifest.model.vocabulary,
             frozenset(self.manifest.model.eos_token_ids),
         )
-        row.stats.add("process", time.perf_counter() - began)
-        return row
 
 
 def _measure_again(decoder: Decoder, table: Mapping[str, float]) -> dict[str, float]:

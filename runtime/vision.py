@@ -47,15 +47,20 @@ class Vision:
             start += tile.features
         return Features(buffer, found)
 
-    def recall(self, tiles: Sequence[Tile]) -> Features | None:
-        """Features of all tiles if every one is kept; nothing is run."""
-        known = [self._store.find(tile) if self._store else None for tile in tiles]
-        parts = [features for features in known if features is not None]
-        if len(parts) < len(tiles):
-            return None
-        buffer = self._engine.allocate((sum(map(len, parts)), self._hidden), np.float32)
-        buffer.array[...] = np.concatenate(parts)
-        return Features(buffer, len(parts))
+    def recall(self, tiles: Sequence[Tile], needed: Sequence[int] | None = None) -> Features | None:
+        """Features of the tiles with the numbers `needed` (of all when None), in their places; the others are zeros.
+
+        Nothing is run: None when one of them is not kept.
+        """
+        buffer = self._engine.allocate((sum(tile.features for tile in tiles), self._hidden), np.float32)
+        ends = np.cumsum([tile.features for tile in tiles])
+        numbers = range(len(tiles)) if needed is None else needed
+        for number in numbers:
+            known = self._store.find(tiles[number]) if self._store else None
+            if known is None:
+                return None
+            buffer.array[ends[number] - len(known) : ends[number]] = known
+        return Features(buffer, len(numbers))
 
     def encode_ahead(self, tile: Tile) -> bool:
         """Encode a tile into the store, unless it is there; whether it was run."""

@@ -78,7 +78,7 @@ class Idefics3Layout:
             Tile({"pixel_values": normalize(crop, self.config.pixels)[None]}, self.config.tile_features)
             for crop in [*crops, np.asarray(whole)]
         )
-        return PreparedImage(self._text(*grid), tiles)
+        return PreparedImage(self._text(*grid), tiles, cut=grid)
 
     def _text(self, rows: int, columns: int) -> str:
         config = self.config

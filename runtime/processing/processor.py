@@ -1,7 +1,8 @@
 """From messages and images to a prompt for the engines."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,23 @@ class Processor:
         verbatim, with one image token per image). Nothing is truncated.
         Raises PromptError when messages, placeholders and images do not fit, ImageError for an image.
         """
+        return self._prepare(messages, prompt, images, self.prepare_image)
+
+    def compose(self, messages: Messages, images: Sequence[PreparedImage]) -> Prompt:
+        """As `prepare`, of images that were prepared before."""
+        return self._prepare(messages, None, images, lambda source, field: source)
+
+    def prepare_image(self, source: ImageSource, field: str) -> PreparedImage:
+        """Tiles of one image. Raises ImageError naming `field`."""
+        return self.layout.prepare(open_image(source, field, self.config.max_image_pixels), field)
+
+    def _prepare(
+        self,
+        messages: Messages | None,
+        prompt: str | None,
+        images: Sequence[Any],
+        prepare_image: Callable[[Any, str], PreparedImage],
+    ) -> Prompt:
         if (messages is None) == (prompt is None):
             raise PromptError("pass exactly one of messages and prompt")
         if isinstance(images, str | bytes) or not isinstance(images, Sequence):
@@ -71,11 +89,8 @@ class Processor:
             self._check_takes_images(sources)
             text, add_special_tokens = prompt, True
         pieces = self._split(text, len(sources))
-        prepared = [self._prepare_image(field, source) for field, source in sources]
+        prepared = [prepare_image(source, field) for field, source in sources]
         return self._assemble(pieces, prepared, add_special_tokens)
-
-    def _prepare_image(self, field: str, source: ImageSource) -> PreparedImage:
-        return self.layout.prepare(open_image(source, field, self.config.max_image_pixels), field)
 
     def _adds_special_tokens(self, rendered: str) -> bool:
         """As transformers: a text model's template writes them all, a processor adds them unless bos is there."""

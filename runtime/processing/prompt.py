@@ -54,12 +54,14 @@ class Prompt:
 class PreparedImage:
     """One image: `text` stands for its placeholder and holds the image token once per tile, in order.
 
-    `grid` is the (rows, columns) of its features where positions need them (M-RoPE).
+    `grid` is the (rows, columns) of its features where positions need them (M-RoPE). `cut` is the (rows, columns) of
+    tiles that it was cut into; a last tile shows it whole. (0, 0) where it was not cut.
     """
 
     text: str
     tiles: tuple[Tile, ...]
     grid: tuple[int, int] | None = None
+    cut: tuple[int, int] = (0, 0)
 
 
 class Layout(Protocol):
