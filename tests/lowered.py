@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 from speceyes.compile.lowering import lower
+from speceyes.compile.lowering.int8_cache import CHUNK
 
 from .checkpoints import exported
 from .stepper import Row, Stepper, walk
@@ -36,15 +37,15 @@ class Session:
 
 
 @cache
-def lowered(family: str, part: str, precision: str) -> ir.Model:
+def lowered(family: str, part: str, precision: str, kv: str = "fp32") -> ir.Model:
     """Made once per process; do not change it in place."""
-    return lower(exported(family).parts[part].clone(), part, precision)
+    return lower(exported(family).parts[part].clone(), part, precision, kv)
 
 
 @cache
-def session(family: str, part: str, precision: str | None, threads: int = 1) -> Session:
+def session(family: str, part: str, precision: str | None, threads: int = 1, kv: str = "fp32") -> Session:
     """The lowered graph loaded, or the canonical one for the precision None."""
-    model = exported(family).parts[part] if precision is None else lowered(family, part, precision)
+    model = exported(family).parts[part] if precision is None else lowered(family, part, precision, kv)
     return Session(model, threads)
 
 
@@ -64,15 +65,25 @@ def texts(family: str, lengths: tuple[int, ...]) -> list[Row]:
 
 
 def logits(
-    family: str, precision: str | None, lengths: tuple[int, ...], widths: list[int], *, seed: int = 0, threads: int = 1
+    family: str,
+    precision: str | None,
+    lengths: tuple[int, ...],
+    widths: list[int],
+    *,
+    seed: int = 0,
+    threads: int = 1,
+    kv: str = "fp32",
 ) -> list[np.ndarray]:
     """Each text's logits [length, vocabulary], computed in ragged steps of these widths."""
     checkpoint = exported(family).checkpoint
-    opened: Any = session(family, "decoder", precision, threads)
+    opened: Any = session(family, "decoder", precision, threads, kv)
     features = None
     if checkpoint.family.has_vision:
         features = np.random.default_rng(3).standard_normal((3, checkpoint.hidden)).astype(np.float32)
-    stepper = Stepper(opened, texts(family, lengths), max(lengths) + max(widths), features)
+    capacity = max(lengths) + max(widths)
+    if kv == "int8":
+        capacity = -(-capacity // CHUNK) * CHUNK
+    stepper = Stepper(opened, texts(family, lengths), capacity, features)
     return walk(stepper, widths, seed)
 
 

@@ -45,8 +45,9 @@ class Stepper:
     def __post_init__(self) -> None:
         for value in self.session.get_inputs():
             if value.name.startswith("cache"):
-                _, kv_heads, _, head_dim = value.shape
-                self.cache[value.name] = np.zeros((len(self.rows), kv_heads, self.capacity, head_dim), np.float32)
+                _, kv_heads, _, channels = value.shape
+                dtype = np.int8 if value.type == "tensor(int8)" else np.float32
+                self.cache[value.name] = np.zeros((len(self.rows), kv_heads, self.capacity, channels), dtype)
 
     def step(self, takes: Sequence[int], width: int, logit_index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Advance row b by `takes[b]` tokens; returns logits and hidden states at `logit_index` of [batch * width]."""

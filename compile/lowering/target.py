@@ -14,6 +14,7 @@ from .attention import lower_cached_attention
 from .embedding import quantize_embedding
 from .fuse_projections import fuse_projections
 from .graph import CONTRIB
+from .int8_cache import lower_int8_cache
 from .int8_rows import quantize_rows
 from .linear import unfold_head
 from .nbits import quantize_nbits
@@ -44,6 +45,9 @@ _RULES: Mapping[str, Mapping[str, tuple[Rule, ...]]] = MappingProxyType(
 PRECISIONS: Mapping[str, tuple[str, ...]] = MappingProxyType({part: tuple(rules) for part, rules in _RULES.items()})
 """What each part can be lowered to, the most accurate first."""
 
+KV: Mapping[str, Rule] = MappingProxyType({"fp32": lower_cached_attention, "int8": lower_int8_cache})
+"""What the decoder's cache can hold, and the rule of its attention."""
+
 OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType({"vision": MappingProxyType({MEMORY_REUSE: "0"})})
 """How the engine of a part is to be loaded."""
 
@@ -54,20 +58,22 @@ ONNX Runtime cuts the rows of a step into blocks; a row that is alone in its blo
 """
 
 
-def seams(head_dim: int) -> tuple[int, ...]:
-    """Lengths of the cache that a step must not straddle, for all widths to give the same bits.
+def seams(head_dim: int, kv: str = "fp32") -> tuple[int, ...]:
+    """Lengths of the cache that a step must not straddle, for all widths to give the same bits; int8 has none.
 
     ONNX Runtime multiplies queries and keys in blocks of 128 of the head's channels, and takes longer blocks while the
     keys are few (MLAS, `MlasSgemmOperation`): from 64 keys on a head of more than 128 channels is summed up otherwise,
     one of more than 256 also from 32 keys on.
     """
+    if kv == "int8":
+        return ()
     return tuple(length for length, channels in ((32, 256), (64, 128)) if head_dim > channels)
 
 
-def lower(model: ir.Model, part: str, precision: str) -> ir.Model:
+def lower(model: ir.Model, part: str, precision: str, kv: str = "fp32") -> ir.Model:
     """Rewrite a canonical graph in place into the form that ONNX Runtime's CPU provider runs best, and return it.
 
-    `part`, `precision`: of PRECISIONS. The result depends on nothing
+    `part`, `precision`: of PRECISIONS; `kv`, of KV: what the decoder's cache holds. The result depends on nothing
     else and needs no session option. Raises LoweringError for what the target cannot run.
     """
     allowed = PRECISIONS.get(part)
@@ -78,8 +84,10 @@ def lower(model: ir.Model, part: str, precision: str) -> ir.Model:
             f"precision of the {part}: found {precision!r}; allowed are {', '.join(allowed)}; "
             f"set `precision.{part}` in the recipe"
         )
+    if kv not in KV:
+        raise LoweringError(f"kv: found {kv!r}; allowed are {', '.join(KV)}; set `kv` in the recipe")
     for rule in _RULES[part][precision]:
-        rule(model)
+        (KV[kv] if rule is lower_cached_attention else rule)(model)
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedFunctionsPass()(model)
     for node in model.graph:
