@@ -54,7 +54,7 @@ class EngineSet:
     def add(self, part: str, source: Source, model: ModelEntry) -> None:
         """Make a part's engine. Raises LoweringError, or EngineError where a builder refuses."""
         precision = "fp32" if part == MEMORY else getattr(self.recipe.precision, part)
-        lower(source.graph, part, precision)
+        lower(source.graph, part, precision, self.recipe.kv)
         path = save_graph(source.graph, self.folder / "engines" / self.name / f"{part}.onnx")
         self.entries[part] = EngineEntry(
             path=path.relative_to(self.folder).as_posix(),
@@ -63,7 +63,7 @@ class EngineSet:
             outputs=(),
             parameters=source.parameters,
             min_width=MIN_WIDTH.get(part, 1),
-            seams=seams(model.head_dim) if part == "decoder" else (),
+            seams=seams(model.head_dim, self.recipe.kv) if part == "decoder" else (),
             weight_bytes=path.with_name(f"{path.name}.data").stat().st_size,
             options=dict(OPTIONS.get(part, {})),
         )

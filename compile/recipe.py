@@ -13,6 +13,7 @@ from ..engines.target import find_target
 from ..runtime.yaml_file import UniqueKeyLoader, read_yaml
 from .tensorrt.options import BuilderOptions
 
+Kv = Literal["fp32", "int8"]
 PARTS = ("decoder", "vision", "predictor")
 HALVES = ("fp16", "bf16")
 
@@ -138,13 +139,16 @@ class Measure:
 class Recipe:
     """How to compile a checkpoint. See docs/recipe.md.
 
-    `target`: one, or several that the bundle is to hold. `tensorrt`: options of the targets tensorrt and tensorrt-rtx.
+    `target`: one, or several that the bundle is to hold. `kv`: what the decoder's cache holds on onnxruntime-cpu, fp32
+    or int8 with one scale for each token and head (docs/int8-attention.md). `tensorrt`: options of the targets tensorrt
+    and tensorrt-rtx.
     `predictor`: the folder of a predictor trained for the checkpoint, or None. `settings`: a YAML file of speculation
     and memory settings (docs/speculation.md) that the bundle is loaded with unless others are given, or None.
     """
 
     target: str | tuple[str, ...] = "onnxruntime-cpu"
     precision: Precision = field(default_factory=Precision)
+    kv: Kv = "fp32"
     keep_graphs: bool = False
     predictor: str | None = None
     settings: str | None = None

@@ -152,11 +152,12 @@ class Cache:
         self.held: list[Content | None] = [None] * rows
         self.first_step = [0] * rows
         self.capacity = capacity
-        model, engine = decoder.model, decoder.engine
+        engine = decoder.engine
         self._layers: dict[str, Buffer] = {}
         for name, spec in engine.inputs.items():
             if name.startswith("cache_"):
-                shape = (rows, model.kv_heads, capacity, model.head_dim)
+                _, heads, _, channels = spec.shape
+                shape = (rows, int(heads), capacity, int(channels))
                 self._layers[name.removeprefix("cache_")] = engine.allocate(shape, spec.dtype, resident=True)
         self._passes: dict[tuple[int, int, bool], _Pass] = {}
 

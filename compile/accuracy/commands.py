@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ...engines.manifest import PackEntry, TargetEntry
 from .bounds import REST
+from .caches import SCALE
 from .pack import INPUTS, LOADER, OUTPUTS, SESSION
 
 ONNXRUNTIME = "onnxruntime-cpu"
@@ -13,14 +14,14 @@ ONNXRUNTIME = "onnxruntime-cpu"
 def list_commands(name: str, build: TargetEntry, bundle: Path) -> dict[str, str]:
     """The command of each part of a target, with paths that begin with `bundle`; {} where ONNX Runtime is not it.
 
-    The session needs SpecEyes's own runner and has no command.
+    The session, and a decoder over an int8 cache, need SpecEyes's own runners and have no command.
     """
     if name != ONNXRUNTIME:
         return {}
     return {
         part: make_command(bundle / build.engines[part].path, bundle / pack.path, pack)
         for part, pack in build.packs.items()
-        if part != SESSION
+        if part != SESSION and not any(SCALE in spec.name for spec in build.engines[part].inputs)
     }
 
 

@@ -13,6 +13,7 @@ from ...engines.engine import Array, Buffer, Engine, TensorSpec
 from ...engines.errors import EngineError
 from ...runtime.decoder import PREFILL_CHUNK, Cache, Decoder, Logits
 from ...runtime.speculation.prefix import agreement
+from .caches import SCALE, round_caches, widen_caches
 
 DRAFTS = (2, 0, 3)
 """How many tokens of each round's draft are right; the round after the last one begins anew."""
@@ -32,16 +33,18 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
     def get_input_metadata_impl(self) -> TensorMetadata:
         metadata = TensorMetadata()
         for spec in self._engine.inputs.values():
-            metadata.add(spec.name, np.dtype(spec.dtype), _shape(spec))
+            if SCALE not in spec.name:
+                metadata.add(spec.name, np.dtype(spec.dtype), _shape(spec))
         return metadata
 
     def infer_impl(self, feed_dict: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs by name; a copy of the whole cache for those of the cache. Raises EngineError."""
         engine = self._engine
+        feeds = round_caches(feed_dict, engine.inputs)
         sizes: dict[str, int] = {}
         buffers: dict[str, Buffer] = {}
         for name, spec in engine.inputs.items():
-            array = feed_dict[name]
+            array = feeds[name]
             sizes |= {dim: size for dim, size in zip(spec.shape, array.shape, strict=True) if isinstance(dim, str)}
             if array.shape == () and np.issubdtype(array.dtype, np.integer):
                 sizes[name] = int(array)
@@ -55,7 +58,7 @@ class EngineRunner(BaseRunner):  # type: ignore[misc]
         began = time.perf_counter()
         step.run()
         self.inference_time = time.perf_counter() - began
-        return {name: buffers[name].array.copy() for name in engine.outputs}
+        return widen_caches({name: buffers[name].array.copy() for name in engine.outputs}, feed_dict)
 
 
 class SessionRunner(BaseRunner):  # type: ignore[misc]

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import click
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.console import Console
 from ...engines.manifest import TargetEntry
 from ...engines.schema import encode
 from ...engines.target import TARGETS
-from ..recipe import Recipe, make_recipe, precision_changes
+from ..recipe import Kv, Recipe, make_recipe, precision_changes
 from .tables import costs_table, engines_table, make_console, megabytes, part_cells, parts_table
 from .tensorrt_options import tensorrt_changes, tensorrt_options
 
@@ -43,6 +43,11 @@ DEFAULTS = Recipe()
     "bf16, and -w8a16 or -w8a8 behind it.",
 )
 @click.option(
+    "--kv",
+    type=click.Choice(get_args(Kv)),
+    help=f"What the decoder's cache holds on onnxruntime-cpu; {DEFAULTS.kv} by default.",
+)
+@click.option(
     "--settings", type=click.Path(), help="A YAML file that the bundle is loaded with, see docs/speculation.md."
 )
 @click.option("--predictor", type=click.Path(), help="A folder written by train-predictor: drafts for the model.")
@@ -57,6 +62,7 @@ def command(
     out: str,
     targets: tuple[str, ...],
     precision: str | None,
+    kv: str | None,
     settings: str | None,
     predictor: str | None,
     recipe_file: str | None,
@@ -72,6 +78,8 @@ def command(
         changes["target"] = targets[0] if len(targets) == 1 else list(targets)
     if precision is not None:
         changes |= precision_changes(precision)
+    if kv is not None:
+        changes["kv"] = kv
     changes.setdefault("tensorrt", {}).update(tensorrt_changes(tensorrt))
     if settings is not None:
         changes["settings"] = settings
