@@ -41,6 +41,7 @@ class EngineEntry:
 
     `parameters`: weights of the part in the model; `weight_bytes`: what the engine stores for them.
     `min_width`: fewest token rows in a step for which every width gives bit-identical results.
+    `max_width`: most token rows of such a step, None where there is no limit.
     `seams`: lengths of the cache at which the attention's arithmetic changes: a token just below one and a token at it
     or above have the results of plain decoding only in different steps.
     `cost_ms`: measured milliseconds of a step, by width (decoder) or of one tile (vision).
@@ -54,6 +55,7 @@ class EngineEntry:
     parameters: int
     weight_bytes: int
     min_width: int = 1
+    max_width: int | None = None
     seams: tuple[int, ...] = ()
     options: dict[str, str] = field(default_factory=dict)
     cost_ms: dict[str, float] = field(default_factory=dict)
@@ -66,6 +68,8 @@ class EngineEntry:
                 raise ManifestError(f"{name}: found {getattr(self, name)}; at least 1 is expected")
         if not 1 <= self.min_width <= MAX_WIDTH:
             raise ManifestError(f"min_width: found {self.min_width}; 1 to {MAX_WIDTH} is allowed")
+        if self.max_width is not None and not self.min_width <= self.max_width <= MAX_WIDTH:
+            raise ManifestError(f"max_width: found {self.max_width}; {self.min_width} to {MAX_WIDTH} is allowed")
 
 
 @dataclass(frozen=True)

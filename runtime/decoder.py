@@ -45,10 +45,20 @@ class Decoder:
     """The decoder engine of a bundle."""
 
     def __init__(
-        self, engine: Engine, model: ModelEntry, min_width: int, seams: Sequence[int] = (), pool: Pool | None = None
+        self,
+        engine: Engine,
+        model: ModelEntry,
+        min_width: int,
+        seams: Sequence[int] = (),
+        pool: Pool | None = None,
+        max_width: int | None = None,
     ) -> None:
-        """`pool` keeps closed caches, but for the last one, which is always kept; without a budget none remembers what
-        stands in it."""
+        """`min_width`, `seams`, `max_width`: what the manifest says of steps that give the same bits.
+
+        `pool` keeps closed caches, but for the last one, which is always kept; without a budget none remembers what
+        stands in it.
+        """
+        self.max_width = max_width
         self.engine, self.model, self.min_width, self.seams = engine, model, min_width, seams
         self.has_vision = "image_features" in engine.inputs
         self._no_features = engine.allocate((1, model.hidden), np.float32)
@@ -97,10 +107,26 @@ class Decoder:
         """Held while caches change hands; whoever closes one to open it at once for somebody holds it meanwhile."""
         return self._pool.lock
 
+    @property
+    def recalls(self) -> bool:
+        """Whether tokens in the cache have the same bits whatever steps they came by."""
+        return self.max_width is None
+
+    @property
+    def room(self) -> int:
+        """The most tokens that a prompt and its answer may have together, beside a draft being verified."""
+        fixed = self._fixed
+        return self.model.context_length if fixed is None else min(self.model.context_length, fixed - self.min_width)
+
+    @property
+    def _fixed(self) -> int | None:
+        slots = next((spec.shape[2] for name, spec in self.engine.inputs.items() if name.startswith("cache_")), "")
+        return slots if isinstance(slots, int) else None
+
     def _capacity(self, wanted: int) -> int:
         """The slots of a cache that has room for `wanted`; an engine may have been built for one number alone."""
-        fixed = next((spec.shape[2] for name, spec in self.engine.inputs.items() if name.startswith("cache_")), "")
-        if not isinstance(fixed, int):
+        fixed = self._fixed
+        if fixed is None:
             return -(-wanted // CAPACITY_STEP) * CAPACITY_STEP
         if wanted > fixed:
             raise EngineError(
@@ -171,9 +197,10 @@ class Cache:
 
         The last token of a prompt is never among them: its logits are wanted. Where the arithmetic has seams, tokens
         are those of a fresh prefill only if both began with a step that reached beyond the last seam.
+        Where steps of different widths have different bits nothing is used again.
         """
         held = self.held[row]
-        if held is None:
+        if held is None or not self._decoder.recalls:
             return 0
         shared = min(held.shared(content), len(content) - 1)
         seam = max(self._decoder.seams, default=0)
@@ -261,7 +288,7 @@ class Cache:
         """
         ends = [seam - 1 for seam in self._decoder.seams]
         left = [end - length for length in self.lengths[:rows] for end in ends if length < end]
-        return min(left, default=self.capacity)
+        return min([*left, self._decoder.max_width or self.capacity])
 
     def rewind(self, row: int, length: int) -> None:
         """Forget everything of `row` after its first `length` tokens; copies nothing."""

@@ -105,7 +105,7 @@ class Model:
         vision = self._loaded.get("vision")
         model = self.manifest.model
         self.pool = Pool(settings.memory.cache_size, settings.memory.release_delay)
-        engine = Decoder(self._loaded["decoder"], model, decoder.min_width, decoder.seams, self.pool)
+        engine = Decoder(self._loaded["decoder"], model, decoder.min_width, decoder.seams, self.pool, decoder.max_width)
         self._costs = _measure_again(engine, decoder.cost_ms)
         self._engines = Engines(
             engine,
@@ -292,10 +292,16 @@ class Model:
         if prompt.tiles and self._engines.vision is None:
             raise RequestError("images: this bundle answers text only")
         length, context = len(prompt.token_ids), self.manifest.model.context_length
-        if length + options.max_new_tokens > context:
+        settings = self.speculator.settings
+        room = self._engines.decoder.room
+        room = room if room == context else room - settings.window_size
+        if length + options.max_new_tokens > room:
+            limit = (
+                f"the context length of {context}" if room == context else f"the {room} tokens of the engine's cache"
+            )
             raise ContextLengthError(
                 f"prompt: {length} tokens ({int((prompt.feature_index >= 0).sum())} of images) and "
-                f"max_new_tokens {options.max_new_tokens} exceed the context length of {context}; "
+                f"max_new_tokens {options.max_new_tokens} exceed {limit}; "
                 "shorten the prompt, send fewer or smaller images, or lower max_new_tokens"
             )
         return Row(

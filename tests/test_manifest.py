@@ -154,6 +154,7 @@ def test_a_replaced_value(at: tuple[Any, ...], value: Any) -> None:
 
 
 OPTIONAL = {
+    "max_width",
     "min_width",
     "seams",
     "options",

@@ -113,6 +113,7 @@ class TensorRtParts:
             outputs=outputs,
             parameters=parameters,
             min_width=options.width if part == "decoder" else 1,
+            max_width=options.width if part == "decoder" else None,
             weight_bytes=weight_bytes,
         )
 

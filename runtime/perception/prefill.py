@@ -40,7 +40,8 @@ class Prefill:
 
     def wants(self, content: Content, limit: int) -> bool:
         """Whether a chunk can be run towards the first `limit` tokens."""
-        return self.length(content) < limit and limit >= max(self._engines.decoder.seams, default=0)
+        decoder = self._engines.decoder
+        return decoder.recalls and self.length(content) < limit and limit >= max(decoder.seams, default=0)
 
     def advance(self, row: Row, limit: int) -> bool:
         """Run the next chunk of the prompt of `row`, up to its token `limit`; False when features that it needs are no
