@@ -291,14 +291,12 @@ class Model:
         """A request on its way. Raises RequestError when the model cannot take it."""
         if prompt.tiles and self._engines.vision is None:
             raise RequestError("images: this bundle answers text only")
-        length, context = len(prompt.token_ids), self.manifest.model.context_length
-        settings = self.speculator.settings
-        room = self._engines.decoder.room
-        room = room if room == context else room - settings.window_size
+        length, room = len(prompt.token_ids), self._engines.decoder.room
+        limit = f"the context length of {room}"
+        if room < self.manifest.model.context_length:
+            room -= self.speculator.settings.window_size
+            limit = f"the {room} tokens that the engine's cache takes"
         if length + options.max_new_tokens > room:
-            limit = (
-                f"the context length of {context}" if room == context else f"the {room} tokens of the engine's cache"
-            )
             raise ContextLengthError(
                 f"prompt: {length} tokens ({int((prompt.feature_index >= 0).sum())} of images) and "
                 f"max_new_tokens {options.max_new_tokens} exceed {limit}; "

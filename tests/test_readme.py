@@ -31,7 +31,17 @@ PAGES = (
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("recipe", "bundle", "cli", "lowering", "speculation", "predictor", "accuracy", "tensorrt")
+        for name in (
+            "recipe",
+            "bundle",
+            "cli",
+            "lowering",
+            "speculation",
+            "predictor",
+            "accuracy",
+            "tensorrt",
+            "perception",
+        )
     ),
 )
 RUNTIME_PAGE = "docs/runtime.md"

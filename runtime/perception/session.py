@@ -86,8 +86,8 @@ class Session:
         from ..session import Stream
 
         chosen = Options.make(options)
-        self._background.stop()
         began = time.perf_counter()
+        self._background.stop()
         for image in (*self._earlier, *self._images):
             image.prepare(self._model.processor)
         turn = self._turn(self._text)
