@@ -143,11 +143,9 @@ def _sum_up(node: ir.Node, shares: ir.Value, values: ir.Value, head_dim: int) ->
     """[batch, kv_heads, rows, slots] times int8 [batch, kv_heads, slots, head_dim], chunk by chunk."""
     cut = emit(node, "Reshape", [shares, _integers(node, 0, 0, 0, -1, CHUNK)])
     chunks = emit(node, "Transpose", [cut], {"perm": [0, 1, 3, 2, 4]})
-    # As floats, unscaled; DequantizeLinear is vectorised, Cast is not.
-    floats = emit(node, "DequantizeLinear", [values, _number(node, 1)])
-    products = emit(
-        node, "MatMul", [chunks, emit(node, "Reshape", [floats, _integers(node, 0, 0, -1, CHUNK, head_dim)])]
-    )
+    # As floats, unscaled; DequantizeLinear is vectorised, Cast is not. Behind it a Reshape would be quantised again.
+    codes = emit(node, "Reshape", [values, _integers(node, 0, 0, -1, CHUNK, head_dim)])
+    products = emit(node, "MatMul", [chunks, emit(node, "DequantizeLinear", [codes, _number(node, 1)])])
     return emit(node, "ReduceSum", [products, _integers(node, 2)], {"keepdims": 0})
 
 
