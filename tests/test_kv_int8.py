@@ -80,7 +80,7 @@ def test_another_cache_is_refused() -> None:
 @cache
 def built(family: str) -> Path:
     out = session_folder() / f"{family}-kv-int8.speceyes"
-    speceyes.compile(checkpoint(family), out, kv="int8", measure={"enabled": False})
+    speceyes.compile(checkpoint(family), out, kv="int8", check={"enabled": False}, measure={"enabled": False})
     return out
 
 
