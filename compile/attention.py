@@ -87,7 +87,13 @@ def attend_full(
 def attend_rows(
     query: Tensor, key: Tensor, value: Tensor, heads: int, scale: float, mask: Tensor | None = None
 ) -> Tensor:
-    """One standard Attention node over [batch, rows, heads*head_dim]; `mask` is [batch, heads or 1, rows, rows]."""
+    """One standard Attention node over [batch, rows, heads*head_dim]; `mask` is [batch, heads or 1, rows, rows].
+
+    A symbolic node computes nothing: outside of an export it is torch's own attention.
+    """
+    if not torch.compiler.is_exporting():
+        q, k, v = (rows.view(*rows.shape[:2], heads, -1).transpose(1, 2) for rows in (query, key, value))
+        return join_heads(nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale))
     return torch.onnx.ops.symbolic(
         "Attention",
         [query, key, value] if mask is None else [query, key, value, mask],

@@ -216,7 +216,7 @@ class _Pipeline:
     def check(self, part: str, engines: EngineSet) -> None:
         assert self.reference is not None
         engine, entry = engines.engines[part], engines.entries[part]
-        bounds = self.recipe.check.bounds(part, entry.precision)
+        bounds = self.recipe.check.bounds(part, entry.precision, self.recipe.kv)
         if isinstance(bounds, DecoderBounds):
             figures = check_decoder(engine, self.model, entry.min_width, self.reference, bounds)
         else:

@@ -93,9 +93,11 @@ class Check:
     def __post_init__(self) -> None:
         _check_range("steps", self.steps, 1, 4096)
 
-    def bounds(self, part: str, precision: str) -> DecoderBounds | VisionBounds:
-        """The bounds of a part in a precision; one with int8 weights has those of int8."""
+    def bounds(self, part: str, precision: str, kv: str = "fp32") -> DecoderBounds | VisionBounds:
+        """The bounds of a part in a precision; one with int8 weights, or an int8 cache, has those of int8."""
         half, _, weights = precision.partition("-")
+        if part == "decoder" and kv == "int8" and half == "fp32":
+            half = "int8"
         found: DecoderBounds | VisionBounds = getattr(getattr(self, part), "int8" if weights else half)
         return found
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import speceyes
 from speceyes.compile.check import (
     Reference,
     check_decoder,
@@ -23,6 +24,7 @@ from speceyes.engines.errors import AccuracyError
 from speceyes.engines.target import find_target
 from speceyes.runtime.processing.processor import Processor
 
+from .bundles import VISION
 from .checkpoints import checkpoint
 
 STRICT = DecoderBounds(cosine=0.9999, agreement=1.0, divergence=1e-4)
@@ -93,3 +95,18 @@ def test_the_reference_is_the_models_own_answer(bundle: Path, reference: Referen
     assert (reference.logits.argmax(axis=-1) == reference.tokens).all()
     assert reference.features is not None
     assert len(reference.features) == (reference.prompt.feature_index >= 0).sum()
+
+
+@pytest.mark.parametrize("family", [*VISION, "gpt2"])
+def test_every_family_is_built_with_the_check_on(family: str, tmp_path: Path) -> None:
+    """Its reference runs in torch, where symbolic nodes of a canonical graph compute nothing."""
+    opened = speceyes.compile(
+        checkpoint(family),
+        tmp_path / "checked.speceyes",
+        precision={"decoder": "fp32"},
+        accuracy={"enabled": False},
+        measure={"enabled": False},
+    )
+    engines = opened.bundle.manifest.targets["onnxruntime-cpu"].engines
+    assert engines["decoder"].accuracy["cosine"] > 0.9999
+    assert family not in VISION or engines["vision"].accuracy["cosine"] > 0.9999
