@@ -49,8 +49,9 @@ def generate(
         for row in rows:
             if row.finish is None:
                 row.end("cancelled")
-                if row.speculation is not None:
-                    engines.speculator.release(row.speculation)
+            # One that ended with the last piece was not dropped yet.
+            if row.speculation is not None:
+                engines.speculator.release(row.speculation)
         engines.decoder.close(cache, held)
 
 

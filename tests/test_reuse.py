@@ -12,6 +12,7 @@ from speceyes.runtime.prefix import Content
 from speceyes.runtime.session import Model, Request
 
 from .bundles import VISION, bundle, model, picture
+from .drafters import Scripted, speculating
 
 QUESTIONS = ("what is written here?", "which colours are there?")
 TOKENS = {"max_new_tokens": 12}
@@ -162,9 +163,16 @@ def test_shared_counts_equal_tokens_at_equal_places_of_equal_tiles(left, right):
     assert made[0].shared(shifted) == 0
 
 
-def test_streams_that_are_cancelled_leave_nothing_live():
+@pytest.mark.parametrize("tokens", [1, 2, 30])
+@pytest.mark.parametrize("pieces", [0, 1, 2])
+def test_streams_that_are_cancelled_leave_nothing_open(tokens, pieces):
+    """One that had ended with its last piece, but was not asked for more, among them."""
     vlm = model("idefics3")
-    for _ in range(3):
-        with vlm.stream(QUESTIONS[0], images=[picture("square")], max_new_tokens=30) as stream:
-            next(stream)
+    drafter = Scripted("right", [[0] * 40], vlm.manifest.model.vocabulary)
+    with speculating(vlm, [drafter], window_size=4):
+        with vlm.stream(QUESTIONS[0], images=[picture("square")], max_new_tokens=tokens) as stream:
+            for _ in range(pieces):
+                next(stream, None)
+        assert all(state.closed for state in drafter.states)
+        assert len(drafter.states) == (pieces > 0)
     assert vlm.audit().live == {}

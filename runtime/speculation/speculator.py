@@ -48,6 +48,7 @@ class RequestSpeculation:
     drafting_rounds: int = 0
     spent: float = 0.0
     plain: float = 0.0
+    over: bool = False
 
     def commit(self, tokens: Sequence[int], hidden: Floats) -> None:
         """Tell every drafter what was chosen."""
@@ -226,7 +227,10 @@ class Speculator:
         self.release(request)
 
     def release(self, request: RequestSpeculation) -> None:
-        """A request is over, answered or cancelled: its drafters' states end, what it did is added to the totals."""
+        """A request is over, answered or cancelled: its drafters' states end, and what it did counts, once."""
+        if request.over:
+            return
+        request.over = True
         for state in request.states.values():
             state.close()
         with self._lock:
