@@ -1,0 +1,107 @@
+"""speceyes::Int8KVAttention: names, and the arithmetic in numpy that every other form is held to."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .quantise import Codes, Floats, Packed, dequantise, quantise
+
+DOMAIN = "speceyes"
+NAME = "Int8KVAttention"
+VERSION = 1
+OPSET = 24
+CHUNK = 128
+
+INPUTS = ("query", "key", "value", "cache_k", "cache_v", "scale_k", "scale_v", "write_index", "mask", "center")
+OUTPUTS = ("attended", "present_k", "present_v", "present_scale_k", "present_scale_v")
+ATTRIBUTES = ("scale", "q_num_heads", "kv_num_heads", "groups")
+
+Integers = NDArray[np.int64]
+
+
+def int8_kv_attention(
+    query: Floats,
+    key: Floats,
+    value: Floats,
+    cache_k: Codes,
+    cache_v: Codes,
+    scale_k: Floats,
+    scale_v: Floats,
+    write_index: Integers,
+    mask: NDArray[np.bool_],
+    center: Floats,
+    *,
+    scale: float,
+    q_num_heads: int,
+    kv_num_heads: int,
+    groups: int = 1,
+) -> tuple[Floats, Codes, Codes, Floats, Floats]:
+    """Round the new keys and values into the cache, then attend over it.
+
+    Shapes: `query` [batch, width, heads*head_dim]; `key`, `value` [batch, width, kv_heads*head_dim]; `cache_k`,
+    `cache_v` int8 [batch, kv_heads, capacity, head_dim]; `scale_k`, `scale_v` [batch, kv_heads, capacity, groups]; `write_index`
+    [batch]; `mask` bool [batch, 1, width, capacity], any tree, True = may attend; `center` [kv_heads, head_dim], which
+    is subtracted from keys before they are rounded: the scores of a query then all change by one number, and softmax
+    does not see it.
+
+    Token t of a row is written to slot `write_index + t` and is read as int8 from then on, by itself too. Slots are
+    worked off in chunks of CHUNK, in ascending order, with a running maximum; a token's result has the same bits
+    whatever the width, the batch and the capacity are. A token that sees nothing yields zeros.
+
+    Returns (attended, present_k, present_v, present_scale_k, present_scale_v); inputs are not changed. Raises
+    ValueError when a row does not fit into the cache, or for groups that do not divide the channels.
+    """
+    batch, width, _ = query.shape
+    capacity, head_dim = cache_k.shape[2:]
+    if (write_index + width > capacity).any():
+        raise ValueError(f"write_index {write_index.tolist()} + width {width} exceeds the capacity {capacity}")
+    present = [cache_k.copy(), cache_v.copy(), scale_k.copy(), scale_v.copy()]
+    for row, start in enumerate(write_index):
+        keys = key[row].reshape(width, kv_num_heads, head_dim).transpose(1, 0, 2) - center[:, None]
+        values = value[row].reshape(width, kv_num_heads, head_dim).transpose(1, 0, 2)
+        for side, new in enumerate((keys, values)):
+            packed = quantise(new, groups)
+            present[side][row, :, start : start + width] = packed.codes
+            present[2 + side][row, :, start : start + width] = packed.scales
+    attended = np.zeros((batch, width, q_num_heads, head_dim), np.float32)
+    for row in range(batch):
+        for head in range(q_num_heads):
+            held = head // (q_num_heads // kv_num_heads)
+            keys, values = (
+                dequantise(Packed(present[side][row, held], present[2 + side][row, held])) for side in (0, 1)
+            )
+            for token in range(width):
+                one = query[row, token].reshape(q_num_heads, head_dim)[head]
+                attended[row, token, head] = _attend(one * np.float32(scale), keys, values, mask[row, 0, token])
+    flat = attended.reshape(batch, width, q_num_heads * head_dim)
+    return flat, present[0], present[1], present[2], present[3]
+
+
+def _attend(query: Floats, keys: Floats, values: Floats, visible: NDArray[np.bool_]) -> Floats:
+    """One token of one head: `query` [head_dim], `keys`, `values` [capacity, head_dim], `visible` [capacity]."""
+    highest, total = np.float32(-np.inf), np.float32(0)
+    summed = np.zeros_like(query)
+    for first in range(0, len(keys), CHUNK):
+        seen = np.flatnonzero(visible[first : first + CHUNK]) + first
+        if not len(seen):
+            continue
+        scores = (keys[seen] * query).sum(-1, dtype=np.float32)
+        higher = np.maximum(highest, scores.max())
+        weights, shrink = np.exp(scores - higher), np.exp(highest - higher)
+        summed = summed * shrink + (weights[:, None] * values[seen]).sum(0, dtype=np.float32)
+        total = total * shrink + weights.sum(dtype=np.float32)
+        highest = higher
+    return summed / total if total else summed
+
+
+def error_bound(query: Floats, keys: Floats, values: Floats, scale: float, groups: int = 1) -> float:
+    """How far a token's result can be from attention over the exact `keys` and `values` [seen, head_dim], per element.
+
+    Rounding moves a channel of a key by at most half its scale s_k, so a score by at most E = scale · max Σ|q| s_k / 2;
+    weights then change by a factor within exp(±2 E), and the result by at most (exp(2 E) − 1) · max|v| + max s_v / 2.
+    """
+    channels = query.shape[-1] // groups
+    key_scales, value_scales = (np.repeat(quantise(x, groups).scales, channels, -1) for x in (keys, values))
+    moved = abs(scale) * float((np.abs(query) * key_scales / 2).sum(-1).max())
+    return float(np.expm1(2 * moved) * np.abs(values).max() + value_scales.max() / 2)
