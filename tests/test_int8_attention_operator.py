@@ -121,15 +121,14 @@ def test_what_sees_nothing_is_zero_and_what_does_not_fit_is_refused():
         reference({**feed, "write_index": np.array([8, 0])}, 2, 2, 1)
 
 
-@cache
-def session(heads: int, kv_heads: int, groups: int) -> Any:
+def model_of_one(heads: int, kv_heads: int, groups: int, head_dim: int, batch: int | str, capacity: int | str) -> Any:
     """A model of one node with its function."""
     helper, kinds = onnx.helper, onnx.TensorProto
-    rows, keys = ["batch", "width", heads * HEAD_DIM], ["batch", "width", kv_heads * HEAD_DIM]
-    held, scales = (["batch", kv_heads, "capacity", channels] for channels in (HEAD_DIM, groups))
-    shapes = [rows, keys, keys, held, held, scales, scales, ["batch"], ["batch", 1, "width", "capacity"]]
+    rows, keys = [batch, "width", heads * head_dim], [batch, "width", kv_heads * head_dim]
+    held, scales = ([batch, kv_heads, capacity, channels] for channels in (head_dim, groups))
+    shapes = [rows, keys, keys, held, held, scales, scales, [batch], [batch, 1, "width", capacity]]
     types = [kinds.FLOAT] * 3 + [kinds.INT8] * 2 + [kinds.FLOAT] * 2 + [kinds.INT64, kinds.BOOL, kinds.FLOAT]
-    infos = zip(operator.INPUTS, types, [*shapes, [kv_heads, HEAD_DIM]], strict=True)
+    infos = zip(operator.INPUTS, types, [*shapes, [kv_heads, head_dim]], strict=True)
     made = zip(operator.OUTPUTS, [types[0], *types[3:7]], [rows, held, held, scales, scales], strict=True)
     attributes = {"scale": SCALE, "q_num_heads": heads, "kv_num_heads": kv_heads, "groups": groups}
     node = helper.make_node(operator.NAME, operator.INPUTS, operator.OUTPUTS, domain=operator.DOMAIN, **attributes)
@@ -142,6 +141,12 @@ def session(heads: int, kv_heads: int, groups: int) -> Any:
     opsets = [helper.make_opsetid("", operator.OPSET), helper.make_opsetid(operator.DOMAIN, operator.VERSION)]
     model = helper.make_model(graph, functions=[function_proto()], opset_imports=opsets, ir_version=11)
     onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+@cache
+def session(heads: int, kv_heads: int, groups: int) -> Any:
+    model = model_of_one(heads, kv_heads, groups, HEAD_DIM, "batch", "capacity")
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
@@ -158,3 +163,22 @@ def test_the_onnx_body_gives_the_reference(shape, heads, groups):
     score = float(np.abs(feed["query"]).max() * 127 * 0.05 * HEAD_DIM * SCALE)
     tolerance = float(np.finfo(np.float32).eps) * (capacity + HEAD_DIM * score) * 127 * 0.05
     np.testing.assert_allclose(found[0], wanted[0], rtol=0, atol=tolerance)
+
+
+def test_tensorrt_for_rtx_builds_the_body():
+    """Really parsed and built, for widths of 1 to 16; no engine is run."""
+    trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is missing; `pip install tensorrt-rtx-cu13`")
+    model = model_of_one(4, 2, 1, 64, 1, 256)
+    logger = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    assert parser.parse(model.SerializeToString()), [str(parser.get_error(i)) for i in range(parser.num_errors)]
+    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
+    for value in model.graph.input:
+        dims = [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if "width" in dims:
+            profile.set_shape(value.name, *([width if dim == "width" else dim for dim in dims] for width in (1, 4, 16)))
+    config.add_optimization_profile(profile)
+    engine = builder.build_serialized_network(network, config)
+    assert engine is not None and engine.nbytes > 100_000

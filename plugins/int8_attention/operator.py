@@ -40,9 +40,9 @@ def int8_kv_attention(
     """Round the new keys and values into the cache, then attend over it.
 
     Shapes: `query` [batch, width, heads*head_dim]; `key`, `value` [batch, width, kv_heads*head_dim]; `cache_k`,
-    `cache_v` int8 [batch, kv_heads, capacity, head_dim]; `scale_k`, `scale_v` [batch, kv_heads, capacity, groups]; `write_index`
-    [batch]; `mask` bool [batch, 1, width, capacity], any tree, True = may attend; `center` [kv_heads, head_dim], which
-    is subtracted from keys before they are rounded: the scores of a query then all change by one number, and softmax
+    `cache_v` int8 [batch, kv_heads, capacity, head_dim]; `scale_k`, `scale_v` [batch, kv_heads, capacity, groups];
+    `write_index` [batch]; `mask` bool [batch, 1, width, capacity], any tree, True = may attend; `center`
+    [kv_heads, head_dim], which is subtracted from keys before they are rounded: the scores of a query then all change by one number, and softmax
     does not see it.
 
     Token t of a row is written to slot `write_index + t` and is read as int8 from then on, by itself too. Slots are
@@ -56,26 +56,22 @@ def int8_kv_attention(
     capacity, head_dim = cache_k.shape[2:]
     if (write_index + width > capacity).any():
         raise ValueError(f"write_index {write_index.tolist()} + width {width} exceeds the capacity {capacity}")
-    present = [cache_k.copy(), cache_v.copy(), scale_k.copy(), scale_v.copy()]
+    keys, values = Packed(cache_k.copy(), scale_k.copy()), Packed(cache_v.copy(), scale_v.copy())
     for row, start in enumerate(write_index):
-        keys = key[row].reshape(width, kv_num_heads, head_dim).transpose(1, 0, 2) - center[:, None]
-        values = value[row].reshape(width, kv_num_heads, head_dim).transpose(1, 0, 2)
-        for side, new in enumerate((keys, values)):
-            packed = quantise(new, groups)
-            present[side][row, :, start : start + width] = packed.codes
-            present[2 + side][row, :, start : start + width] = packed.scales
+        for held, states, shift in ((keys, key, center[:, None]), (values, value, np.float32(0))):
+            new = quantise(states[row].reshape(width, kv_num_heads, head_dim).transpose(1, 0, 2) - shift, groups)
+            held.codes[row, :, start : start + width] = new.codes
+            held.scales[row, :, start : start + width] = new.scales
     attended = np.zeros((batch, width, q_num_heads, head_dim), np.float32)
     for row in range(batch):
         for head in range(q_num_heads):
-            held = head // (q_num_heads // kv_num_heads)
-            keys, values = (
-                dequantise(Packed(present[side][row, held], present[2 + side][row, held])) for side in (0, 1)
-            )
+            place = row, head // (q_num_heads // kv_num_heads)
+            k, v = (dequantise(Packed(held.codes[place], held.scales[place])) for held in (keys, values))
             for token in range(width):
                 one = query[row, token].reshape(q_num_heads, head_dim)[head]
-                attended[row, token, head] = _attend(one * np.float32(scale), keys, values, mask[row, 0, token])
+                attended[row, token, head] = _attend(one * np.float32(scale), k, v, mask[row, 0, token])
     flat = attended.reshape(batch, width, q_num_heads * head_dim)
-    return flat, present[0], present[1], present[2], present[3]
+    return flat, keys.codes, values.codes, keys.scales, values.scales
 
 
 def _attend(query: Floats, keys: Floats, values: Floats, visible: NDArray[np.bool_]) -> Floats:
