@@ -41,9 +41,9 @@ def int8_kv_attention(
 
     Shapes: `query` [batch, width, heads*head_dim]; `key`, `value` [batch, width, kv_heads*head_dim]; `cache_k`,
     `cache_v` int8 [batch, kv_heads, capacity, head_dim]; `scale_k`, `scale_v` [batch, kv_heads, capacity, groups];
-    `write_index` [batch]; `mask` bool [batch, 1, width, capacity], any tree, True = may attend; `center`
-    [kv_heads, head_dim], which is subtracted from keys before they are rounded: the scores of a query then all change by one number, and softmax
-    does not see it.
+    `write_index` [batch]; `mask` bool [batch, 1, width, capacity], any tree, True = may attend.
+    `center` [kv_heads, head_dim] is subtracted from keys before they are rounded: the scores of a query then all
+    change by one number, which softmax does not see.
 
     Token t of a row is written to slot `write_index + t` and is read as int8 from then on, by itself too. Slots are
     worked off in chunks of CHUNK, in ascending order, with a running maximum; a token's result has the same bits

@@ -1,0 +1,1 @@
+"""The CUDA kernels of speceyes::Int8KVAttention, and their arithmetic on the host."""
