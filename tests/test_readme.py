@@ -41,6 +41,8 @@ PAGES = (
             "accuracy",
             "tensorrt",
             "perception",
+            "int8-attention",
+            "gpu",
         )
     ),
 )
