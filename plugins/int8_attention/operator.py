@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,11 +45,11 @@ def int8_kv_attention(
     Shapes: `query` [batch, width, heads*head_dim]; `key`, `value` [batch, width, kv_heads*head_dim]; `cache_k`,
     `cache_v` int8 [batch, kv_heads, capacity, head_dim]; `scale_k`, `scale_v` [batch, kv_heads, capacity, groups];
     `write_index` [batch]; `mask` bool [batch, 1, width, capacity], any tree, True = may attend.
-    `center` [kv_heads, head_dim] is subtracted from keys before they are rounded: the scores of a query then all
-    change by one number, which softmax does not see.
+    `center` [kv_heads, head_dim], zeros for none, is subtracted from keys before they are rounded: the scores of a
+    query then all change by one number, which softmax does not see.
 
-    Token t of a row is written to slot `write_index + t` and is read as int8 from then on, by itself too. Slots are
-    worked off in chunks of CHUNK, in ascending order, with a running maximum; a token's result has the same bits
+    Token t of a row is written to slot `write_index + t` and is read as int8 from then on, by itself too. Each chunk of
+    CHUNK slots is worked off by itself and the chunks are joined in ascending order; a token's result has the same bits
     whatever the width, the batch and the capacity are. A token that sees nothing yields zeros.
 
     Returns (attended, present_k, present_v, present_scale_k, present_scale_v); inputs are not changed. Raises
@@ -74,30 +77,33 @@ def int8_kv_attention(
     return flat, keys.codes, values.codes, keys.scales, values.scales
 
 
+class _Partial(NamedTuple):
+    """What a chunk gives: its highest score, and relative to that its weight and its weighted values [head_dim]."""
+
+    highest: np.float32
+    weight: np.float32
+    values: Floats
+
+
 def _attend(query: Floats, keys: Floats, values: Floats, visible: NDArray[np.bool_]) -> Floats:
     """One token of one head: `query` [head_dim], `keys`, `values` [capacity, head_dim], `visible` [capacity]."""
-    highest, total = np.float32(-np.inf), np.float32(0)
-    summed = np.zeros_like(query)
-    for first in range(0, len(keys), CHUNK):
-        seen = np.flatnonzero(visible[first : first + CHUNK]) + first
-        if not len(seen):
-            continue
-        scores = (keys[seen] * query).sum(-1, dtype=np.float32)
-        higher = np.maximum(highest, scores.max())
-        weights, shrink = np.exp(scores - higher), np.exp(highest - higher)
-        summed = summed * shrink + (weights[:, None] * values[seen]).sum(0, dtype=np.float32)
-        total = total * shrink + weights.sum(dtype=np.float32)
-        highest = higher
-    return summed / total if total else summed
+    chunks = [
+        slice(first, first + CHUNK) for first in range(0, len(keys), CHUNK) if visible[first : first + CHUNK].any()
+    ]
+    partials = [_attend_chunk(query, keys[chunk][visible[chunk]], values[chunk][visible[chunk]]) for chunk in chunks]
+    return _join(partials) if partials else np.zeros_like(query)
 
 
-def error_bound(query: Floats, keys: Floats, values: Floats, scale: float, groups: int = 1) -> float:
-    """How far a token's result can be from attention over the exact `keys` and `values` [seen, head_dim], per element.
+def _attend_chunk(query: Floats, keys: Floats, values: Floats) -> _Partial:
+    scores = (keys * query).sum(-1)
+    weights = np.exp(scores - scores.max())
+    return _Partial(scores.max(), weights.sum(), (weights[:, None] * values).sum(0))
 
-    Rounding moves a channel of a key by at most half its scale s_k, so a score by at most E = scale · max Σ|q| s_k / 2;
-    weights then change by a factor within exp(±2 E), and the result by at most (exp(2 E) − 1) · max|v| + max s_v / 2.
-    """
-    channels = query.shape[-1] // groups
-    key_scales, value_scales = (np.repeat(quantise(x, groups).scales, channels, -1) for x in (keys, values))
-    moved = abs(scale) * float((np.abs(query) * key_scales / 2).sum(-1).max())
-    return float(np.expm1(2 * moved) * np.abs(values).max() + value_scales.max() / 2)
+
+def _join(partials: Sequence[_Partial]) -> Floats:
+    highest = max(part.highest for part in partials)
+    weight, values = np.float32(0), np.zeros_like(partials[0].values)
+    for part in partials:
+        share = np.exp(part.highest - highest)
+        weight, values = weight + share * part.weight, values + share * part.values
+    return values / weight
