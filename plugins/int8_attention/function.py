@@ -11,106 +11,124 @@ if TYPE_CHECKING:
     import onnx
 
 
-def function_proto() -> onnx.FunctionProto:
-    """The body: scatter the rounded keys and values, widen the cache, softmax in fp32.
+def function_proto(half: bool = False) -> onnx.FunctionProto:
+    """The body: round the new keys and values, scatter them, widen the cache, attend.
 
-    It scatters with ScatterElements, since TensorScatter over int8 is refused by TensorRT, and sums in the order of the
-    runtime's own kernels: equal to the reference within the rounding of fp32, not bit for bit.
+    Queries, keys and values are fp32, as is the attention, which is written out. With `half` they are fp16 or bf16, and
+    a standard Attention in that type, which TensorRT has kernels for, reads them. `center`, scales and rounding are
+    fp32 in both: codes and scales equal the reference's to the bit, results up to `rounding_bound` of tolerance.py.
+
+    ScatterElements writes the cache, since TensorRT refuses TensorScatter over int8.
     """
     from onnx import parser
 
-    function: onnx.FunctionProto = parser.parse_function(_BODY)
+    statements = _SHAPES + _round("key", "k", center=True) + _round("value", "v") + (_IN_HALF if half else _IN_FULL)
+    function: onnx.FunctionProto = parser.parse_function(f"{_HEADER}\n{{{statements}}}")
     return function
 
 
-def _rounded(side: str, values: str) -> str:
-    """Statements that round `values` [batch, kv_heads, width, head_dim] and put codes and scales into the cache."""
+def _round(states: str, side: str, center: bool = False) -> str:
+    """Statements from `states` to present_{side}, present_scale_{side} and {side}_read fp32, shaped like the cache."""
+    shifted = f"Sub ({side}_wide, center_rows)" if center else f"Identity ({side}_wide)"
     return f"""
-    {side}_parts = Reshape ({values}, grouped)
-    {side}_size = Abs ({side}_parts)
-    {side}_largest = ReduceMax <keepdims = 1> ({side}_size, rest)
+    {side}_split = Reshape ({states}, kv_split)
+    {side}_heads = Transpose <perm = [0, 2, 1, 3]> ({side}_split)
+    {side}_wide = Cast <to = 1> ({side}_heads)
+    {side}_shifted = {shifted}
+    {side}_parts = Reshape ({side}_shifted, grouped)
+    {side}_sizes = Abs ({side}_parts)
+    {side}_largest = ReduceMax <keepdims = 1> ({side}_sizes, last)
     {side}_none = Less ({side}_largest, smallest)
     {side}_step = Div ({side}_largest, levels)
-    {side}_scales = Where ({side}_none, unit, {side}_step)
-    {side}_ratio = Div ({side}_parts, {side}_scales)
-    {side}_round = Round ({side}_ratio)
-    {side}_clipped = Clip ({side}_round, lowest, levels)
+    {side}_steps = Where ({side}_none, unit, {side}_step)
+    {side}_ratios = Div ({side}_parts, {side}_steps)
+    {side}_rounded = Round ({side}_ratios)
+    {side}_clipped = Clip ({side}_rounded, lowest, levels)
     {side}_narrow = Cast <to = 3> ({side}_clipped)
-    {side}_shape = Shape ({values})
+    {side}_shape = Shape ({side}_heads)
     {side}_codes = Reshape ({side}_narrow, {side}_shape)
+    {side}_scales = Squeeze ({side}_steps, last)
+    {side}_scales_shape = Shape ({side}_scales)
     {side}_slots = Expand (places, {side}_shape)
+    {side}_scale_slots = Expand (places, {side}_scales_shape)
     present_{side} = ScatterElements <axis = 2> (cache_{side}, {side}_slots, {side}_codes)
-    {side}_flat_scales = Reshape ({side}_scales, keep_three)
-    {side}_scale_shape = Shape ({side}_flat_scales)
-    {side}_scale_slots = Expand (places, {side}_scale_shape)
-    present_scale_{side} = ScatterElements <axis = 2> (scale_{side}, {side}_scale_slots, {side}_flat_scales)
-    {side}_wide = Cast <to = 1> (present_{side})
-    {side}_wide_parts = Reshape ({side}_wide, grouped)
-    {side}_each = Unsqueeze (present_scale_{side}, rest)
-    {side}_scaled = Mul ({side}_wide_parts, {side}_each)
-    {side}_whole = Shape (present_{side})
-    {side}_values = Reshape ({side}_scaled, {side}_whole)
-    {side}_held = Unsqueeze ({side}_values, two)
+    present_scale_{side} = ScatterElements <axis = 2> (scale_{side}, {side}_scale_slots, {side}_scales)
+
+    {side}_held = Cast <to = 1> (present_{side})
+    {side}_held_parts = Reshape ({side}_held, grouped)
+    {side}_held_steps = Unsqueeze (present_scale_{side}, last)
+    {side}_scaled = Mul ({side}_held_parts, {side}_held_steps)
+    {side}_present_shape = Shape (present_{side})
+    {side}_read = Reshape ({side}_scaled, {side}_present_shape)
 """
 
 
-_BODY = f"""
-<domain: "{DOMAIN}", opset_import: ["" : {OPSET}]>
-{NAME} <{", ".join(ATTRIBUTES)}> ({", ".join(INPUTS)}) => ({", ".join(OUTPUTS)})
-{{
+_HEADER = f"""<domain: "{DOMAIN}", opset_import: ["" : {OPSET}]>
+{NAME} <{", ".join(ATTRIBUTES)}> ({", ".join(INPUTS)}) => ({", ".join(OUTPUTS)})"""
+
+_SHAPES = f"""
     zero = Constant <value_int = 0> ()
     one = Constant <value_int = 1> ()
-    two = Constant <value_ints = [2]> ()
-    rest = Constant <value_ints = [-1]> ()
-    keep = Constant <value_ints = [0, 0]> ()
-    keep_three = Constant <value_ints = [0, 0, 0, -1]> ()
-    flat = Constant <value_ints = [0, 0, -1]> ()
-    as_row = Constant <value_ints = [-1, 1, 1, 1]> ()
+    first = Constant <value_ints = [1]> ()
+    last = Constant <value_ints = [-1]> ()
+    keep_two = Constant <value_ints = [0, 0]> ()
+    keep_three = Constant <value_ints = [0, 0, 0]> ()
+    joined = Constant <value_ints = [0, 0, -1]> ()
+    as_rows = Constant <value_ints = [-1, 1, 1, 1]> ()
     as_column = Constant <value_ints = [1, 1, -1, 1]> ()
     unit = Constant <value_float = 1.0> ()
     levels = Constant <value_float = {LEVELS}.0> ()
     lowest = Constant <value_float = -{LEVELS}.0> ()
     smallest = Constant <value_float = {float(SMALLEST):.9e}> ()
-    nothing = Constant <value_float = 0.0> ()
-    hidden = Constant <value_float = -1e30> ()
     heads = Constant <value_int: int = @q_num_heads> ()
     kv_heads = Constant <value_int: int = @kv_num_heads> ()
-    each = Div (heads, kv_heads)
-    kv_heads_1d = Reshape (kv_heads, rest)
-    each_1d = Reshape (each, rest)
     groups = Constant <value_int: int = @groups> ()
-    groups_1d = Reshape (groups, rest)
-    key_shape = Concat <axis = 0> (keep, kv_heads_1d, rest)
-    query_shape = Concat <axis = 0> (keep, kv_heads_1d, each_1d, rest)
-    keep_slots = Constant <value_ints = [0, 0, 0]> ()
-    grouped = Concat <axis = 0> (keep_slots, groups_1d, rest)
+    heads_1d = Reshape (heads, last)
+    kv_heads_1d = Reshape (kv_heads, last)
+    groups_1d = Reshape (groups, last)
+    kv_split = Concat <axis = 0> (keep_two, kv_heads_1d, last)
+    grouped = Concat <axis = 0> (keep_three, groups_1d, last)
+    center_rows = Unsqueeze (center, first)
 
     width_1d = Shape <start = 1, end = 2> (query)
     width = Squeeze (width_1d)
-    step = Range (zero, width, one)
-    step_column = Reshape (step, as_column)
-    start = Reshape (write_index, as_row)
+    steps = Range (zero, width, one)
+    step_column = Reshape (steps, as_column)
+    start = Reshape (write_index, as_rows)
     places = Add (start, step_column)
+"""
 
-    key_split = Reshape (key, key_shape)
-    key_heads = Transpose <perm = [0, 2, 1, 3]> (key_split)
-    center_column = Unsqueeze (center, axis_one)
-    key_centered = Sub (key_heads, center_column)
-    value_split = Reshape (value, key_shape)
-    value_heads = Transpose <perm = [0, 2, 1, 3]> (value_split)
-{_rounded("k", "key_centered")}{_rounded("v", "value_heads")}
-    query_split = Reshape (query, query_shape)
-    query_heads = Transpose <perm = [0, 2, 3, 1, 4]> (query_split)
-    keys = Transpose <perm = [0, 1, 2, 4, 3]> (k_held)
+_IN_FULL = """
+    each = Div (heads, kv_heads)
+    each_1d = Reshape (each, last)
+    query_split = Concat <axis = 0> (keep_two, kv_heads_1d, each_1d, last)
+    query_rows = Reshape (query, query_split)
+    query_heads = Transpose <perm = [0, 2, 3, 1, 4]> (query_rows)
+    second = Constant <value_ints = [2]> ()
+    k_each = Unsqueeze (k_read, second)
+    v_each = Unsqueeze (v_read, second)
+    keys = Transpose <perm = [0, 1, 2, 4, 3]> (k_each)
     products = MatMul (query_heads, keys)
     factor = Constant <value_float: float = @scale> ()
     scores = Mul (products, factor)
-    mask_heads = Unsqueeze (mask, axis_one)
-    masked = Where (mask_heads, scores, hidden)
+    visible = Unsqueeze (mask, first)
+    hidden = Constant <value_float = -1e30> ()
+    nothing = Constant <value_float = 0.0> ()
+    masked = Where (visible, scores, hidden)
     shares = Softmax <axis = -1> (masked)
-    seen = Where (mask_heads, shares, nothing)
-    summed = MatMul (seen, v_held)
+    seen = Where (visible, shares, nothing)
+    summed = MatMul (seen, v_each)
     tokens = Transpose <perm = [0, 3, 1, 2, 4]> (summed)
-    attended = Reshape (tokens, flat)
-}}
-""".replace("    two = Constant", "    axis_one = Constant <value_ints = [1]> ()\n    two = Constant", 1)
+    attended = Reshape (tokens, joined)
+"""
+
+_IN_HALF = """
+    query_split = Concat <axis = 0> (keep_two, heads_1d, last)
+    query_rows = Reshape (query, query_split)
+    query_heads = Transpose <perm = [0, 2, 1, 3]> (query_rows)
+    keys = CastLike (k_read, query)
+    values = CastLike (v_read, query)
+    summed = Attention <scale: float = @scale> (query_heads, keys, values, mask)
+    tokens = Transpose <perm = [0, 2, 1, 3]> (summed)
+    attended = Reshape (tokens, joined)
+"""
