@@ -5,9 +5,13 @@
 
 constexpr int THREADS = 128;
 
-#ifdef __CUDACC__
+#if __has_include(<cuda_bf16.h>) && __has_include(<cuda_fp16.h>)
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#define HALVES
+#endif
+
+#ifdef __CUDACC__
 #define HD __device__ __forceinline__
 #define PRAGMA(TEXT) _Pragma(#TEXT)
 #define UNROLL(TIMES) PRAGMA(unroll TIMES)
@@ -21,8 +25,8 @@ struct Block {
 #else
 #define HD inline
 #define UNROLL(TIMES)
+static bool backwards;
 struct Block {
-  bool backwards;
   // A step that depended on the order of threads would show a difference between the two orders.
   template <class Step> void each(Step step) const {
     for (int thread = 0; thread < THREADS; ++thread) step(backwards ? THREADS - 1 - thread : thread);

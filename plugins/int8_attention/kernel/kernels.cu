@@ -26,14 +26,16 @@ __device__ void attend_chunk(const T *query, const int8_t *keys, const int8_t *v
   attend(Block{}, memory, of, blockIdx.x, blockIdx.y / kv_heads, blockIdx.y % kv_heads, blockIdx.z);
 }
 
-// Blocks: (query row); a thread takes every THREADS-th channel. `query` says the type alone.
+// Blocks: (query row).
 template <class T>
 __device__ void join_chunks(const float *highest, const float *weights, const float *sums, int chunks, int head_dim,
                             T *attended) {
   const int64_t row = blockIdx.x, first = row * chunks;
-  for (int channel = threadIdx.x; channel < head_dim; channel += THREADS)
-    attended[row * head_dim + channel] = static_cast<T>(
-        join(highest + first, weights + first, sums + first * head_dim, chunks, head_dim, channel));
+  Block{}.each([&](int thread) {
+    for (int channel = thread; channel < head_dim; channel += THREADS)
+      attended[row * head_dim + channel] = static_cast<T>(
+          join(highest + first, weights + first, sums + first * head_dim, chunks, head_dim, channel));
+  });
 }
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
@@ -60,5 +62,7 @@ __device__ void join_chunks(const float *highest, const float *weights, const fl
   OF_HEAD_DIM(TYPE, T, 80) OF_HEAD_DIM(TYPE, T, 96) OF_HEAD_DIM(TYPE, T, 128) OF_HEAD_DIM(TYPE, T, 256)
 
 OF_TYPE(float, float)
+#ifdef HALVES
 OF_TYPE(half, __half)
 OF_TYPE(bfloat16, __nv_bfloat16)
+#endif
