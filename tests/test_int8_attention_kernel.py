@@ -79,7 +79,7 @@ def run(host: Any, feed: dict[str, np.ndarray], kind: str = "float", backwards: 
     for launch, inputs, outputs in (
         (launches.write(kind, batch, width, KV_HEADS, capacity, head_dim), [*new, *caches], caches),
         (launches.attend(kind, head_dim, SCALE, *sizes), [held["query"], *caches, held["mask"]], partials),
-        (launches.join(kind, batch, width, HEADS, capacity, head_dim), [held["query"], *partials], [attended]),
+        (launches.join(kind, *partials[2].shape), [held["query"], *partials], [attended]),
     ):
         call(host, launch, inputs, outputs, backwards)
     return attended, *caches
@@ -121,6 +121,13 @@ def test_the_blocks_give_the_reference(host: Any, head_dim: int, shape: tuple[in
         np.testing.assert_array_equal(made, expected)
     assert_near(found[0], feed, wanted, 0)
     assert not found[0][0, 0].any()
+
+
+def test_halves_are_rounded_to_even(host: Any) -> None:
+    feed = feeds(4, 1, 2, 8, 64)
+    feed["value"][0, 0, :64] = [127, *(0.5 + np.arange(63))]
+    codes = run(host, feed)[2]
+    assert codes[0, 0, feed["write_index"][0], :6].tolist() == [127, 0, 2, 2, 4, 4]
 
 
 @pytest.mark.parametrize(("kind", "unit"), [("half", 2.0**-11), ("bfloat16", 2.0**-8)])

@@ -50,6 +50,6 @@ def attend(
     return Launch(f"attend_{kind}_{head_dim}", grid, (bits, width, heads, kv_heads, capacity))
 
 
-def join(kind: str, batch: Size, width: Size, heads: Size, capacity: Size, head_dim: Size) -> Launch:
-    """The chunks to one result. Inputs: query, highest, weights, sums. Output: attended, of the query's type."""
-    return Launch(f"join_{kind}", (batch * width * heads, 1, 1), (chunks(capacity), head_dim))
+def join(kind: str, batch: Size, width: Size, heads: Size, count: Size, head_dim: Size) -> Launch:
+    """The results of `count` chunks to one, of the query's type. Inputs: query, highest, weights, sums."""
+    return Launch(f"join_{kind}", (batch * width * heads, 1, 1), (count, head_dim))
