@@ -17,7 +17,7 @@ from speceyes.plugins.int8_attention.operator import CHUNK, int8_kv_attention
 from speceyes.plugins.int8_attention.quantise import Packed
 from speceyes.plugins.int8_attention.tolerance import rounding_bound
 
-CACHES = ("cache_k", "cache_v", "scale_k", "scale_v")
+CACHES = launches.CACHES
 FEEDS = ("query", "key", "value", "center", "write_index", *CACHES, "mask")
 HEADS, KV_HEADS, SCALE = 6, 2, 0.1
 SPOILED = "-ftrivial-auto-var-init=pattern"  # what is read of shared memory before it is written would show
@@ -70,19 +70,12 @@ def run(host: Any, feed: dict[str, np.ndarray], kind: str = "float", backwards: 
     """As the reference's results, of blocks whose threads take their turns forwards or backwards."""
     held = {name: np.array(feed[name], order="C") for name in FEEDS}
     (batch, width, _), (_, _, capacity, head_dim) = feed["query"].shape, feed["cache_k"].shape
-    caches = [held[name] for name in CACHES]
-    new = [held[name] for name in ("key", "value", "center", "write_index")]
-    rows = (batch, width, HEADS, launches.chunks(capacity))
-    partials = [np.full(shape, np.nan, np.float32) for shape in (rows, rows, (*rows, head_dim))]
-    attended = np.empty_like(held["query"])
-    sizes = (batch, width, HEADS, KV_HEADS, capacity)
-    for launch, inputs, outputs in (
-        (launches.write(kind, batch, width, KV_HEADS, capacity, head_dim), [*new, *caches], caches),
-        (launches.attend(kind, head_dim, SCALE, *sizes), [held["query"], *caches, held["mask"]], partials),
-        (launches.join(kind, *partials[2].shape), [held["query"], *partials], [attended]),
-    ):
-        call(host, launch, inputs, outputs, backwards)
-    return attended, *caches
+    shape = launches.Shape(batch, width, HEADS, KV_HEADS, capacity, head_dim)
+    held |= {name: np.full(sizes, np.nan, np.float32) for name, sizes in launches.partial_shapes(shape).items()}
+    held["attended"] = np.empty_like(held["query"])
+    for launch, inputs, outputs in launches.steps(kind, shape, SCALE):
+        call(host, launch, [held[name] for name in inputs], [held[name] for name in outputs], backwards)
+    return tuple(held[name] for name in ("attended", *CACHES))
 
 
 def call(

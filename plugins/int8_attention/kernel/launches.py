@@ -15,12 +15,59 @@ from .ptx import ROWS
 Size = Any
 
 
+class Shape(NamedTuple):
+    """The sizes of one call."""
+
+    batch: int
+    width: int
+    heads: int
+    kv_heads: int
+    capacity: int
+    head_dim: int
+
+
 class Launch(NamedTuple):
     """Blocks of THREADS threads. A kernel's arguments are its inputs, these sizes as 32-bit integers, its outputs."""
 
     kernel: str
     grid: tuple[Size, Size, Size]
     sizes: tuple[Size, ...]
+
+
+class Step(NamedTuple):
+    """A launch with the names of the arrays whose addresses it takes, as of the operator or of PARTIALS."""
+
+    launch: Launch
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+CACHES = ("cache_k", "cache_v", "scale_k", "scale_v")
+PARTIALS = ("highest", "weights", "sums")
+
+
+def steps(kind: str, shape: Shape, scale: float) -> tuple[Step, Step, Step]:
+    """The three launches of one call, whose cache is changed in place."""
+    batch, width, heads, kv_heads, capacity, head_dim = shape
+    return (
+        Step(
+            write(kind, batch, width, kv_heads, capacity, head_dim),
+            ("key", "value", "center", "write_index", *CACHES),
+            CACHES,
+        ),
+        Step(
+            attend(kind, head_dim, scale, batch, width, heads, kv_heads, capacity),
+            ("query", *CACHES, "mask"),
+            PARTIALS,
+        ),
+        Step(join(kind, batch, width, heads, chunks(capacity), head_dim), ("query", *PARTIALS), ("attended",)),
+    )
+
+
+def partial_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Shapes of PARTIALS, which are float32."""
+    rows = (shape.batch, shape.width, shape.heads, chunks(shape.capacity))
+    return dict(zip(PARTIALS, (rows, rows, (*rows, shape.head_dim)), strict=True))
 
 
 def chunks(capacity: Size) -> Size:
