@@ -77,7 +77,9 @@ class Call:
         shapes: dict[str, Any] = {name: (sizes, np.float32) for name, sizes in partial_shapes(shape).items()}
         shapes |= {name: (array.shape, array.dtype) for name, array in (feed | states).items()}
         shapes["attended"] = shapes["query"]
-        self.buffers = {name: DeviceBuffer.allocate(device, *one, resident=False) for name, one in shapes.items()}
+        self.buffers = {
+            name: DeviceBuffer.allocate(device, sizes, dtype, resident=False) for name, (sizes, dtype) in shapes.items()
+        }
         with device.lock:
             for name, array in (feed | states).items():
                 self.buffers[name].array[...] = array
