@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..engines.errors import ExportError
+from ..engines.files import whole_file
 from ..plugins import cached_attention as operator
 from .attention import attend_cached, attend_full
 from .canonical import canonicalise, rename_dimensions
@@ -68,12 +68,8 @@ def export_parts(
 def save_graph(model: ir.Model, path: Path) -> Path:
     """Write a graph with its weights in one file `<name>.data` beside it; nothing is left behind when it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with whole_file(path) as partial:
         ir.save(model, partial, format="protobuf", external_data=f"{path.name}.data")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 

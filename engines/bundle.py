@@ -11,6 +11,7 @@ from pathlib import Path
 
 from . import manifest as manifests
 from .errors import BundleError, IntegrityError, ManifestError
+from .files import whole_file
 from .manifest import FileEntry, Manifest
 
 MANIFEST = "manifest.json"
@@ -118,9 +119,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     data = manifests.dumps(manifest)
     if len(data) > manifests.MAX_BYTES:
         raise ManifestError(f"{MANIFEST}: {len(data)} bytes; at most {manifests.MAX_BYTES} are allowed")
-    partial = folder / f".{MANIFEST}.partial"
-    partial.write_bytes(data)
-    partial.replace(folder / MANIFEST)
+    with whole_file(folder / MANIFEST) as partial:
+        partial.write_bytes(data)
 
 
 def hash_file(path: Path) -> str:

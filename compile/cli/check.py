@@ -1,7 +1,6 @@
 """`speceyes-compile check`: do a bundle's engines still give what the fp32 model gave?"""
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ import click
 from rich.console import Console
 
 from ...engines.bundle import Bundle
+from ...engines.files import whole_file
 from .tables import make_console, plain_table
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def command(
         found = check_bundle(opened, target, threads=threads, progress=lambda part: status.update(f"checking: {part}"))
     text = json.dumps(asdict(found))
     if report is not None:
-        write(report, text + "\n")
+        with whole_file(report) as partial:
+            partial.write_text(text + "\n")
     if as_json:
         print(text)
     else:
@@ -59,16 +60,6 @@ def show_commands(bundle: Bundle, target: str | None) -> None:
     chosen, _ = choose_target(bundle, target)
     for line in list_commands(chosen.name, bundle.manifest.targets[chosen.name], bundle.path).values():
         print(line)
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def show(found: "Report", console: Console) -> None:

@@ -6,7 +6,6 @@ their features another token would have been chosen) and whether it repeats what
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,8 +18,10 @@ from safetensors.numpy import load_file, save_file
 from ...engines.bundle import Bundle
 from ...engines.engine import Buffer
 from ...engines.errors import ConfigError, PredictorError
+from ...engines.files import whole_file
 from ...engines.target import choose_target
-from ...runtime.decoder import Decoder, Output
+from ...runtime.cache import Output
+from ...runtime.decoder import Decoder
 from ...runtime.processing.processor import Processor
 from ...runtime.processing.prompt import Prompt
 from ...runtime.vision import Vision
@@ -249,9 +250,8 @@ def _claim(folder: Path, info: TraceInfo) -> None:
     """Write what the folder's traces belong to, or compare it with what stands there."""
     path, wanted = folder / _META, asdict(info)
     if not path.exists():
-        temporary = path.with_name(f".{_META}.partial")
-        temporary.write_text(json.dumps(wanted, indent=2) + "\n")
-        os.replace(temporary, path)
+        with whole_file(path) as partial:
+            partial.write_text(json.dumps(wanted, indent=2) + "\n")
     found = json.loads(path.read_text())
     for name, value in wanted.items():
         if found.get(name) != value:
@@ -266,9 +266,8 @@ def _shard(folder: Path, start: int) -> Path:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    temporary = path.with_name(f".{path.name}.partial")
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary)
-    os.replace(temporary, path)
+    with whole_file(path) as partial:
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial)
 
 
 def _span(ends: NDArray[Any], number: int) -> slice:

@@ -1,7 +1,6 @@
 """The training loop: distils the target's answers, saves after every epoch, goes on where it was interrupted."""
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from ...engines.errors import PredictorError
+from ...engines.files import whole_file
 from .batches import Batches
 from .frozen import Frozen
 from .loss import compute_loss
@@ -99,7 +99,6 @@ def _resume(save: Path, belongs: Mapping[str, Any], predictor: nn.Module, optimi
 def _save(
     save: Path, belongs: Mapping[str, Any], epochs: int, predictor: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    temporary = save.with_name(f".{save.name}.partial")
     state = {"belongs": dict(belongs), "epochs": epochs, "predictor": predictor.state_dict()}
-    torch.save(state | {"optimizer": optimizer.state_dict()}, temporary)
-    os.replace(temporary, save)
+    with whole_file(save) as partial:
+        torch.save(state | {"optimizer": optimizer.state_dict()}, partial)

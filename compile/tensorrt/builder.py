@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from ...engines.errors import EngineError
+from ...engines.files import whole_file
 from .options import BuilderOptions
 
 Profile = Mapping[str, tuple[tuple[int, ...], ...]]
@@ -43,7 +43,8 @@ def build_engine(
 def write_engine(out: Path, data: bytes | memoryview) -> Built:
     """Write a serialised engine; nothing half-written is left."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    _write(out, data)
+    with whole_file(out) as partial:
+        partial.write_bytes(data)
     return Built(hashlib.sha256(data).hexdigest(), len(data))
 
 
@@ -73,7 +74,8 @@ def _build(
         raise EngineError(f"{graph.name}: TensorRT {library.__version__} cannot build it: {messages.first_error()}")
     _refuse(graph, messages)
     if cache is not None and options.timing_cache is not None:
-        _write(Path(options.timing_cache), memoryview(cache.serialize()))
+        with whole_file(Path(options.timing_cache)) as partial:
+            partial.write_bytes(memoryview(cache.serialize()))
     return memoryview(engine)
 
 
@@ -131,15 +133,6 @@ def _refuse(graph: Path, messages: Any) -> None:
     for text in messages.warnings:
         if any(phrase in text for phrase in FATAL):
             raise EngineError(f"{graph.name}: TensorRT warns: {text}; an input without effect is an error")
-
-
-def _write(path: Path, data: bytes | memoryview) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _collect_messages(library: ModuleType) -> Any:

@@ -14,6 +14,7 @@ from ...engines import cuda
 from ...engines.engine import Array, TensorSpec
 from ...engines.manifest import EngineEntry, ModelEntry, TensorRtEntry
 from ...engines.tensorrt_library import FLAVOURS, import_library
+from ...runtime.decoder import CAPACITY_STEP, PREFILL_CHUNK
 from ..export import save_graph
 from ..families.family import VisionPart
 from ..lowering.tensorrt import lower_for_tensorrt
@@ -26,8 +27,7 @@ from .shapes import Range, make_profile
 from .torch_route import convert, import_torch_tensorrt, trace_tower
 
 SUFFIX = ".engine"
-MAX_BATCH, PREFILL = 4, 128
-STEP = 128
+MAX_BATCH = 4
 
 _NUMPY = {ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "uint16", ir.DataType.FLOAT: "float32"}
 """numpy has no bfloat16: such tensors stay on the device, where only their size counts."""
@@ -48,6 +48,8 @@ class TensorRtParts:
         precisions = (options.precision.decoder, options.precision.vision, options.precision.predictor)
         check_machine(target, self.version, self.built_for, precisions)
         self._torch = import_torch_tensorrt(target) if options.builder == "torch-tensorrt" else None
+        # Building rewrites the cache: what the builds began with is known only now.
+        self._timing_cache = None if options.timing_cache is None else _hash(Path(options.timing_cache))
         self._hashes: dict[str, str] = {}
         self._deterministic: dict[str, bool] = {}
         self._lifted: dict[str, int] = {}
@@ -89,7 +91,7 @@ class TensorRtParts:
         if part.startswith("predictor"):
             write_out_turns(graph, turns)
         lifted = find_lifted(audit(graph, feeds, folder), precision) if precision.startswith("fp16") else ()
-        capacity = min(options.capacity, -(-(model.context_length + options.width) // STEP) * STEP)
+        capacity = min(options.capacity, -(-(model.context_length + options.width) // CAPACITY_STEP) * CAPACITY_STEP)
         lower_for_tensorrt(graph, part, precision, capacity=capacity, turns=turns, lifted=lifted)
         check_graph(part, graph.graph)
         inputs, outputs = (tuple(map(_spec, values)) for values in (graph.graph.inputs, graph.graph.outputs))
@@ -119,7 +121,6 @@ class TensorRtParts:
 
     def entry(self) -> TensorRtEntry:
         """What the manifest says of the target."""
-        cache = self.options.timing_cache
         return TensorRtEntry(
             flavour=self.target,
             version=self.version,
@@ -128,7 +129,7 @@ class TensorRtParts:
             deterministic=dict(self._deterministic),
             lifted=dict(self._lifted),
             driver=None if self.device is None else str(self.device.driver_version),
-            timing_cache_sha256=_hash(Path(cache)) if cache is not None else None,
+            timing_cache_sha256=self._timing_cache,
         )
 
 
@@ -140,14 +141,14 @@ def precision_of(options: BuilderOptions, part: str) -> str:
 def ranges_of(part: str, options: BuilderOptions, model: ModelEntry) -> dict[str, Range]:
     """What the dimensions of a part's inputs may be, as the runtime uses them.
 
-    A decoder takes up to MAX_BATCH rows, and prompts in pieces of PREFILL tokens. Tiles are encoded one by one.
+    A decoder takes up to MAX_BATCH rows, and prompts in pieces of PREFILL_CHUNK tokens. Tiles are encoded one by one.
     """
     features = min(model.context_length, options.capacity)
     if part == "decoder":
-        rows = MAX_BATCH * PREFILL
+        rows = MAX_BATCH * PREFILL_CHUNK
         return {
             "batch": (1, 1, MAX_BATCH),
-            "width": (1, options.width, PREFILL),
+            "width": (1, options.width, PREFILL_CHUNK),
             "rows": (1, options.width, rows),
             "features": (1, min(64, features), features),
         }
