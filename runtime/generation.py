@@ -4,7 +4,8 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from .decoder import PREFILL_CHUNK, Cache, Decoder, Logits, Output
+from .cache import Cache, Logits, Output
+from .decoder import PREFILL_CHUNK, Decoder
 from .rounds import Rounds
 from .row import Row
 from .speculation.acceptance import accept
@@ -32,7 +33,7 @@ def generate(
     """
     cache = cache or open_cache(engines, rows)
     window = engines.speculator.settings.window_size
-    rounds: Rounds | None = None
+    rounds = Rounds(cache, list(rows), engines.speculator, journal or Journal(), window)
     try:
         for number, row in enumerate(rows):
             row.number = number
@@ -40,12 +41,9 @@ def generate(
             logits, hidden = _prefill(engines, cache, number, row)
             first = accept([()], [logits[None]], row.chooser())
             yield row, row.commit(first.tokens, hidden[None]).text
-        rounds = Rounds(cache, list(rows), engines.speculator, journal or Journal(), window)
         yield from rounds.run()
     finally:
-        held = (
-            {n: row.content_in(cache.lengths[n]) for n, row in enumerate(rows)} if rounds is None else rounds.held_now()
-        )
+        held = rounds.held() if engines.decoder.remembers else {}
         for row in rows:
             if row.finish is None:
                 row.end("cancelled")
@@ -63,7 +61,7 @@ def open_cache(engines: Engines, rows: Sequence[Row], spare: int = 0) -> Cache:
     settings = engines.speculator.settings
     branches = settings.max_parallel if settings.enabled else 1
     longest = max(len(row.prompt.token_ids) + row.options.max_new_tokens for row in rows)
-    wanted = [row.content for row in rows]
+    wanted = [row.content for row in rows] if engines.decoder.remembers else []
     return engines.decoder.open(branches * len(rows), longest + settings.window_size + spare, wanted)
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..engines.engine import GraphCounts
-from .decoder import Cache, Decoder
+from .cache import Cache
+from .decoder import Decoder
 
 RUNS = 3
 """A first run, the one that captures, and the first that replays."""
@@ -70,8 +71,9 @@ def rehearse(
 
 
 def _shapes(decoder: Decoder, rows: int, window: int) -> list[Shape]:
-    """Widths as the decoder pads them, a plain step among them; the largest first."""
-    widths = sorted({decoder.pad(width) for width in range(2, window + 2)} | {1}, reverse=True)
+    """Widths as the decoder pads them and no wider than it may take, a plain step among them; the largest first."""
+    widest = min(window + 1, decoder.max_width or window + 1)
+    widths = sorted({decoder.pad(width) for width in range(2, widest + 1)} | {1}, reverse=True)
     return [Shape(count, width) for count in range(rows, 0, -1) for width in widths]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .decoder import Cache, Output
+from .cache import Cache, Output
 from .prefix import Content
 from .row import Row
 from .speculation.acceptance import Acceptance, Tolerance, accept
@@ -50,8 +50,7 @@ class Rounds:
         self._window, self._branches = window, len(cache.lengths) // len(active)
         self._copies = BranchRows(cache)
         self._number = 0
-        self.held: dict[int, Content] = {}
-        """What requests that ended left in rows of the cache."""
+        self._left: dict[int, tuple[Row, int]] = {}
 
     def run(self) -> Iterator[tuple[Row, str]]:
         """Yields (row, text) for every row after every round. A failure leaves the journal in the settings' folder."""
@@ -62,10 +61,11 @@ class Rounds:
             self._dump(fault)
             raise
 
-    def held_now(self) -> dict[int, Content]:
-        """What stands in the cache's rows: of requests that ended, and of those that go on."""
-        lengths = self._cache.lengths
-        return {**self.held, **{slot: row.content_in(lengths[slot]) for slot, row in enumerate(self._active)}}
+    def held(self) -> dict[int, Content]:
+        """What stands in the cache's rows: of requests that ended and whose rows were not used again, and of those that
+        go on."""
+        now = {slot: (row, self._cache.lengths[slot]) for slot, row in enumerate(self._active)}
+        return {slot: row.content_in(length) for slot, (row, length) in {**self._left, **now}.items()}
 
     def _round(self) -> list[tuple[Row, str]]:
         active = self._active
@@ -115,7 +115,7 @@ class Rounds:
                 place = slot
                 if branches:
                     place, free = free, free + 1
-                    self.held.pop(place, None)
+                    self._left.pop(place, None)
                     self._copies.lend(place, slot, row.number)
                 if draft.tokens:
                     event = Propose(
@@ -188,14 +188,14 @@ class Rounds:
         active = self._active
         for slot in reversed(range(len(active))):
             if active[slot].finish is not None:
-                self.held[slot] = active[slot].content_in(self._cache.lengths[slot])
+                self._left[slot] = active[slot], self._cache.lengths[slot]
                 if (done := active[slot].speculation) is not None:
                     self._speculator.close(done, active[slot].tokens)
                 last = active.pop()
                 self._copies.forget(len(active))
                 if slot < len(active):
                     active[slot] = last
-                    self.held.pop(slot)
+                    self._left.pop(slot)
                     self._cache.copy(len(active), slot, 0, self._cache.lengths[len(active)])
         return bool(active)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .decoder import Hidden
+from .cache import Hidden
 from .options import Options
 from .prefix import Content
 from .processing.prompt import Prompt

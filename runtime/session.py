@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..engines.bundle import Bundle
@@ -11,8 +11,9 @@ from ..engines.engine import GraphCounts
 from ..engines.errors import BundleError, ConfigError, ContextLengthError, RequestError
 from ..engines.manifest import EngineEntry, Manifest
 from ..engines.target import Target, choose_target
+from .cache import Logits
 from .clock import time_passes
-from .decoder import Decoder, Logits
+from .decoder import Decoder
 from .generation import Engines, generate, score
 from .memory.pool import Audit, Pool
 from .options import Options
@@ -22,6 +23,8 @@ from .perception.session import Session
 from .processing import ImageSource, Processor
 from .processing.prompt import Prompt
 from .rehearsal import Rehearsal, rehearse
+from .requests import Messages, Stream
+from .requests import Request as Request
 from .results import Result
 from .row import Row
 from .speculation.costs import refresh
@@ -38,50 +41,8 @@ from .speculation.statistics import SpeculationStatistics
 from .threads import choose_threads
 from .vision import Vision
 
-Messages = str | Sequence[dict[str, Any]]
-
 # Tokens in the cache, passes of a width, and seconds, for measuring the costs of passes again at load.
 _PAST, _REPEATS, _BUDGET = 256, 20, 0.05
-
-
-@dataclass(frozen=True)
-class Request:
-    """One item of a batch: see `Model.generate` for the meaning of the fields."""
-
-    messages: Messages | None = None
-    prompt: str | None = None
-    images: Sequence[ImageSource] = ()
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-class Stream:
-    """Pieces of an answer as they are settled, each of whole characters. Closing it cancels the request."""
-
-    def __init__(self, row: Row, pieces: Iterator[str]) -> None:
-        self._row, self._pieces = row, pieces
-
-    def __iter__(self) -> Iterator[str]:
-        return self._pieces
-
-    def __next__(self) -> str:
-        return next(self._pieces)
-
-    @property
-    def result(self) -> Result:
-        """The whole answer; reads what is left of it."""
-        for _ in self._pieces:
-            pass
-        return self._row.result()
-
-    def close(self) -> None:
-        """Stop generating; `result` then has what was settled so far and the finish reason `cancelled`."""
-        self._pieces.close()  # type: ignore[attr-defined]
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 class Model:
@@ -268,8 +229,10 @@ class Model:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _make_store(self, vision: EngineEntry, memory: Memory) -> FeatureStore:
+    def _make_store(self, vision: EngineEntry, memory: Memory) -> FeatureStore | None:
         """Features are kept under the hashes of all that makes them: the tile's pixels, the processor, the engine."""
+        if not self.pool.budget:
+            return None
         hashes = {entry.path: entry.sha256 for entry in self.manifest.files}
         if memory.features == "int8" and self.manifest.model.hidden % memory.quant_groups:
             raise ConfigError(

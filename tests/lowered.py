@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 from speceyes.compile.lowering import lower
-from speceyes.compile.lowering.int8_cache import CHUNK
+from speceyes.plugins.int8_attention.operator import CHUNK
 
 from .checkpoints import exported
 from .stepper import Row, Stepper, walk

@@ -13,7 +13,7 @@ import pytest
 from speceyes.compile.accuracy.check import check_bundle
 from speceyes.compile.cli import run
 from speceyes.engines.bundle import Bundle
-from speceyes.runtime.decoder import Cache
+from speceyes.runtime.cache import Cache
 
 from . import bundles
 from .damage import change_graph, change_weight, shift_cache_write

@@ -10,8 +10,9 @@ import onnx_ir as ir
 import pytest
 import speceyes
 from speceyes.compile.cli import run
-from speceyes.compile.lowering.int8_cache import CHUNK
 from speceyes.engines.errors import LoweringError
+from speceyes.plugins.int8_attention.operator import CHUNK
+from speceyes.runtime.decoder import CAPACITY_STEP
 from speceyes.runtime.session import Request
 
 from .bundles import picture
@@ -106,6 +107,7 @@ def test_the_cache_takes_the_bytes_of_its_codes_and_scales() -> None:
     """At 64 channels a head 68 bytes stand for 256 of fp32 (73 % less) and 128 of fp16 (47 % less)."""
     vlm = speceyes.load(built("llama"))
     entry = vlm.manifest.model
+    assert CAPACITY_STEP % CHUNK == 0
     cache = vlm.engines.decoder.open(3, 100)
     slots = 3 * entry.kv_heads * cache.capacity * 2 * entry.layers
     assert cache.nbytes == slots * (entry.head_dim + 4)

@@ -30,6 +30,13 @@ def test_every_shape_is_run_and_the_manifest_keeps_the_result(copied, capsys):
         assert model.generate(**prompt).token_ids == other.generate(**prompt).token_ids
 
 
+def test_no_step_is_wider_than_the_engine_may_take(copied):
+    with speceyes.load(copied) as model:
+        decoder = model.engines.decoder
+        decoder.min_width = decoder.max_width = 4
+        assert model.rehearse((1,), 64).shapes == ("2×4", "2×1", "1×4", "1×1")
+
+
 def test_without_speculation_plain_steps_alone_are_run(copied):
     with speceyes.load(copied, settings={"speculation": {"enabled": False}}) as model:
         assert model.rehearse((3,), 64).shapes == ("3×1", "2×1", "1×1")

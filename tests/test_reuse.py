@@ -5,10 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 import speceyes
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from speceyes.engines.errors import ConfigError
+from speceyes.runtime.closed_caches import ClosedCaches
+from speceyes.runtime.decoder import Decoder
+from speceyes.runtime.memory.pool import Pool
+from speceyes.runtime.perception.features import FeatureStore
 from speceyes.runtime.prefix import Content
+from speceyes.runtime.processing.prompt import Tile
 from speceyes.runtime.session import Model, Request
 
 from .bundles import VISION, bundle, model, picture
@@ -28,6 +33,11 @@ def alone(family: str, request: Request, precision: str = "fp32") -> tuple[int, 
         (result,) = plain.generate_batch([request])
     assert (result.stats.reused_tokens, result.stats.reused_tiles) == (0, 0)
     return result.token_ids
+
+
+def forget_prompts(vlm: Model) -> None:
+    """As if the closed caches had been evicted; features stay."""
+    vlm.engines.decoder._closed = ClosedCaches(vlm.pool)
 
 
 def turn(text: str, images: int = 0) -> dict:
@@ -105,7 +115,7 @@ def test_a_corrupted_entry_is_a_normal_computation():
             array.reshape(-1).view(np.uint8)[3] ^= 0x40
             spoiled += 1
     assert spoiled > 0
-    vlm._engines.decoder._free.clear()
+    forget_prompts(vlm)
     result = vlm.generate(QUESTIONS[0], images=images, **TOKENS)
     assert (result.token_ids, result.stats.reused_tiles) == (expected, 0)
 
@@ -115,7 +125,7 @@ def test_int8_features_answer_the_same_whether_found_or_not():
     vlm, other = fresh("idefics3", features="int8", quant_groups=4), fresh("idefics3", features="int8", quant_groups=4)
     first = vlm.generate(QUESTIONS[0], images=images, **TOKENS)
     vlm.generate("another", images=[picture("square")], **TOKENS)
-    vlm._engines.decoder._free.clear()
+    forget_prompts(vlm)
     again = vlm.generate(QUESTIONS[0], images=images, **TOKENS)
     assert again.stats.reused_tiles == again.stats.tiles > 0
     assert first.token_ids == again.token_ids == other.generate(QUESTIONS[0], images=images, **TOKENS).token_ids
@@ -123,6 +133,17 @@ def test_int8_features_answer_the_same_whether_found_or_not():
     exact.generate(QUESTIONS[0], images=images, **TOKENS)
     sizes = [sum(e.nbytes for key, e in m.pool._entries.items() if key[0] != "cache") for m in (other, exact)]
     assert sizes[0] < 0.35 * sizes[1]
+
+
+def test_features_that_int8_cannot_hold_are_not_kept():
+    store = FeatureStore(Pool(1_000_000), "owner", groups=2)
+    tile = Tile({"pixel_values": np.zeros((1, 3, 2, 2), np.float32)}, 2)
+    broken = np.array([[1, np.inf], [np.nan, 2]], np.float32)
+    np.testing.assert_array_equal(store.keep(tile, broken), broken)
+    assert store.find(tile) is None
+    kept = store.keep(tile, np.ones((2, 2), np.float32))
+    np.testing.assert_array_equal(store.find(tile), kept)
+    assert FeatureStore(store._pool, "another engine").find(tile) is None
 
 
 def test_groups_that_do_not_divide_the_features_are_refused():
@@ -136,6 +157,27 @@ def test_what_is_kept_stays_within_the_budget():
         vlm.generate(QUESTIONS[0], images=[picture("portrait", seed)], **TOKENS)
         assert vlm.audit().entry_bytes <= 20_000
     assert vlm.pool.statistics.evicted > 0
+
+
+@given(
+    st.integers(0, 2000),
+    st.lists(st.one_of(st.just("close"), st.tuples(st.integers(1, 3), st.integers(1, 900))), max_size=30),
+)
+@settings(max_examples=30, deadline=None)
+def test_closed_caches_are_the_last_one_and_what_the_budget_has_room_for(kilobytes, events):
+    decoder = model("llama").engines.decoder
+    pool = Pool(kilobytes * 1000)
+    made = Decoder(decoder.engine, decoder.model, decoder.min_width, pool=pool)
+    held = []
+    for event in events:
+        if event == "close" and held:
+            made.close(held.pop(0))
+        elif event != "close":
+            held.append(made.open(*event))
+        last, *others = made._closed._caches or [None]
+        assert {id(cache) for cache in others} == {id(entry._cache) for entry in pool._entries.values()}
+        assert sum(cache.nbytes for cache in others) == pool.audit().entry_bytes <= pool.budget
+        assert not {id(cache) for cache in held} & {id(cache) for cache in (last, *others)}
 
 
 @given(

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...engines.engine import Array, TensorSpec
+from ...plugins.int8_attention.operator import CHUNK
 from ...plugins.int8_attention.quantise import Packed, dequantise, quantise
-from ..lowering.int8_cache import CHUNK
 
 SCALE = "_scale."
 """In the name of the tensor with an int8 cache's scales."""

@@ -11,7 +11,8 @@ from polygraphy.common import TensorMetadata
 
 from ...engines.engine import Array, Buffer, Engine, TensorSpec
 from ...engines.errors import EngineError
-from ...runtime.decoder import PREFILL_CHUNK, Cache, Decoder, Logits
+from ...runtime.cache import Cache, Logits
+from ...runtime.decoder import PREFILL_CHUNK, Decoder
 from ...runtime.speculation.prefix import agreement
 from .caches import SCALE, round_caches, widen_caches
 

@@ -15,11 +15,9 @@ import onnx_ir as ir
 
 from ...engines.errors import LoweringError
 from ...plugins import cached_attention as operator
+from ...plugins.int8_attention.operator import CHUNK
 from ...plugins.int8_attention.quantise import LEVELS, SMALLEST
 from .graph import CONTRIB, add_constant, attribute, emit, emit_many, graph_of, nodes_of, replace
-
-CHUNK = 128
-"""The capacity of a cache must be a multiple of it."""
 
 QUERY_LEVELS = 63
 """Queries have seven bits: processors without VNNI add pairs of products in 16 bits, and 127 · 127 · 2 fits in them."""

@@ -50,13 +50,3 @@ def dequantise(packed: Packed) -> Floats:
     grouped = codes.reshape(*scales.shape, -1).astype(np.float32) * scales[..., None]
     values: Floats = grouped.reshape(codes.shape)
     return values
-
-
-def pack_features(features: Floats, groups: int = 8) -> Packed:
-    """Vision features [rows, hidden] as a cache stores them: a quarter of the bytes, and 4 for each scale."""
-    return quantise(features, groups)
-
-
-def unpack_features(packed: Packed) -> Floats:
-    """Features [rows, hidden] in float32."""
-    return dequantise(packed)

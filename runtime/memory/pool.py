@@ -116,13 +116,6 @@ class Pool:
             self._slabs.give(slab)
             self._slabs.trim()
 
-    def clear(self) -> None:
-        """Drop all entries."""
-        with self.lock:
-            for key in list(self._entries):
-                self.remove(key)
-            self._slabs.trim(all_of_them=True)
-
     def audit(self) -> Audit:
         """What there is now."""
         with self.lock:

@@ -62,7 +62,11 @@ class PushedImage:
         if self._source is None:
             raise ImageError(f"{self.field}: {len(self._data)} bytes and no end; close it, or retract it")
         if self.prepared is None:
-            self.prepared = processor.prepare_image(self._source, self.field)
+            prepared = processor.prepare_image(self._source, self.field)
+            # Here and not where they are looked up first, which is with the session's lock held.
+            for tile in prepared.tiles:
+                _ = tile.digest
+            self.prepared = prepared
 
     def _look(self) -> tuple[int, int] | None:
         try:

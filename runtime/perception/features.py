@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...plugins.int8_attention.quantise import Packed, pack_features, unpack_features
+from ...plugins.int8_attention.quantise import Packed, dequantise, quantise
 from ..memory.pool import Pool
 from ..processing.prompt import Tile
 
@@ -59,15 +59,21 @@ class FeatureStore:
             return None
         if self._groups is None:
             return entry.arrays[0].view(np.float32)
-        return unpack_features(Packed(entry.arrays[0].view(np.int8), entry.arrays[1].view(np.float32)))
+        return dequantise(Packed(entry.arrays[0].view(np.int8), entry.arrays[1].view(np.float32)))
 
     def keep(self, tile: Tile, features: Floats) -> Floats:
-        """Keep what was encoded; gives what a later `find` will."""
+        """Keep what was encoded; gives what a later `find` will.
+
+        NaN and infinity, which int8 cannot hold, are not kept.
+        """
         if self._groups is None:
             entry, kept = _Entry.of(features.copy()), features
         else:
-            packed = pack_features(features, self._groups)
-            entry, kept = _Entry.of(packed.codes, packed.scales), unpack_features(packed)
+            try:
+                packed = quantise(features, self._groups)
+            except ValueError:
+                return features
+            entry, kept = _Entry.of(packed.codes, packed.scales), dequantise(packed)
         self._pool.store(self._key(tile), entry)
         return kept
 

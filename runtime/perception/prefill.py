@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..decoder import Cache
+from ..cache import Cache
 from ..generation import Engines, open_cache
 from ..prefix import Content
 from ..row import Row
@@ -41,7 +41,7 @@ class Prefill:
     def wants(self, content: Content, limit: int) -> bool:
         """Whether a chunk can be run towards the first `limit` tokens."""
         decoder = self._engines.decoder
-        return decoder.recalls and self.length(content) < limit and limit >= max(decoder.seams, default=0)
+        return decoder.remembers and self.length(content) < limit and limit >= max(decoder.seams, default=0)
 
     def advance(self, row: Row, limit: int) -> bool:
         """Run the next chunk of the prompt of `row`, up to its token `limit`; False when features that it needs are no

@@ -12,6 +12,7 @@ from ...engines.errors import RequestError, SpecEyesError
 from ..generation import generate
 from ..options import Options
 from ..processing.prompt import ImageSource, Tile
+from ..requests import Stream
 from ..results import Result
 from ..row import Row
 from .arrival import PushedImage
@@ -20,7 +21,7 @@ from .order import encoding_order
 from .prefill import Prefill
 
 if TYPE_CHECKING:
-    from ..session import Model, Stream
+    from ..session import Model
 
 _LOG = logging.getLogger(__name__)
 ENDINGS = ("x", " 1", "\n")
@@ -83,8 +84,6 @@ class Session:
 
     def stream(self, **options: Any) -> Stream:
         """As `commit`, giving the text piece by piece."""
-        from ..session import Stream
-
         chosen = Options.make(options)
         began = time.perf_counter()
         self._background.stop()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..decoder import Cache
+from ..cache import Cache
 
 
 @dataclass
